@@ -1,0 +1,4 @@
+EPILOG = ""
+
+
+def command() -> None: ...

@@ -1,0 +1,128 @@
+"""`slipstream run`: one prompt, its text as it comes, and what drafting did for it."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from slipstream.cli.common import Stoppable, emit_json, open_engine, say
+from slipstream.cli.options import EngineOptions, Json, MaxTokens, SamplingOptions, check_bias, grouped
+from slipstream.errors import InputError
+
+if TYPE_CHECKING:
+    from slipstream.advise.measure import Row, Sample
+    from slipstream.engine import Engine
+    from slipstream.generation import Request
+
+EPILOG = (
+    'Example: slipstream run -m smollm2-135m "Tell me about rivers"\n\n'
+    "Example: slipstream run -m qwen2.5-coder-1.5b --draft qwen2.5-coder-0.5b --compare - < prompt.txt"
+)
+
+
+@grouped
+def command(
+    prompt: Annotated[str | None, typer.Argument(help="The prompt; - or nothing reads it from stdin.")] = None,
+    engine: EngineOptions = ...,  # type: ignore[assignment]
+    sampling: SamplingOptions = ...,  # type: ignore[assignment]
+    max_tokens: MaxTokens = 256,
+    stop: Annotated[list[str] | None, typer.Option("--stop", help="End before this text; may be repeated.")] = None,
+    raw: Annotated[bool, typer.Option("--raw", help="Take the prompt as it is, without the chat template.")] = False,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Run plain and speculative in turn, twice each, and say which is faster.")
+    ] = False,
+    as_json: Json = False,
+) -> int:
+    """Generate text for one prompt. The text goes to stdout, statistics to stderr; Ctrl-C ends it and keeps the text."""
+    from slipstream.generation import Request
+
+    text = read_prompt(prompt)
+    request = Request(text, max_tokens=max_tokens, stop=tuple(stop or ()), sampling=sampling.params())
+    with open_engine(engine) as opened:
+        check_bias(opened, request.sampling)
+        if not raw and opened.tokenizer.chat_template:
+            request = replace(request, prompt=None, messages=[{"role": "user", "content": text}])
+        with Stoppable() as stopped:
+            return (_compare if compare else _generate)(opened, request, stopped, as_json)
+
+
+def read_prompt(prompt: str | None) -> str:
+    """The argument, or stdin without its last line break. Raises InputError when there is nothing."""
+    if prompt is None or prompt == "-":
+        if sys.stdin.isatty():
+            say("reading the prompt from the terminal; Ctrl-D ends it")
+        prompt = sys.stdin.buffer.read().decode("utf-8", "replace").removesuffix("\n")
+    if not prompt:
+        raise InputError("the prompt is empty", "give at least one character, as an argument or on stdin")
+    return prompt
+
+
+def _generate(engine: Engine, request: Request, stopped: Stoppable, as_json: bool) -> int:
+    from slipstream.advise import measure
+    from slipstream.cli.show import ColouredText, statistics
+
+    out = ColouredText()
+    result = measure.run(engine, request, None if as_json else lambda c: out.write(c.segments), stopped)
+    if not as_json:
+        out.end()
+    statistics(result)
+    if stopped.hit:
+        say("stopped by Ctrl-C; the text so far is kept")
+    if as_json:
+        emit_json({**result.as_dict(), "status": engine.status, "interrupted": stopped.hit})
+    return 130 if stopped.hit else 0
+
+
+def _compare(engine: Engine, request: Request, stopped: Stoppable, as_json: bool) -> int:
+    from slipstream.advise import measure
+    from slipstream.cli.show import ColouredText, statistics
+
+    if engine.drafter is None or not engine.policy.most.nodes:
+        raise InputError(f"nothing to compare: {engine.status['reason']}", "give a --draft and a --k above 0")
+    say("plain and speculative in turn, twice each …")
+    measure.run(engine, replace(request, max_tokens=min(8, request.max_tokens or 8)), stopped=stopped)  # warm up
+    pairs = [p for _ in range(2) if (p := measure.pair(engine, request, True, stopped))]
+    if not pairs:
+        say("stopped by Ctrl-C before both had run once")
+        if as_json:
+            emit_json({"interrupted": True})
+        return 130
+    sample = measure.sample(engine, "this prompt", request, pairs)
+    row, result = measure.row(sample.kind, [sample]), pairs[-1].spec
+    if not as_json:
+        out = ColouredText()
+        out.write(result.segments)
+        out.end()
+    statistics(result)
+    for line in _judgement(engine, row, sample):
+        say(line)
+    if as_json:
+        comparison = sample.comparison.as_dict() if sample.comparison else None
+        more: dict[str, Any] = {"comparison": row.as_dict() | {"difference": comparison}, "interrupted": stopped.hit}
+        emit_json({**result.as_dict(), "status": engine.status, **more})
+    if stopped.hit:
+        return 130
+    return 1 if row.mismatches else 0
+
+
+def _judgement(engine: Engine, row: Row, sample: Sample) -> list[str]:
+    """Speeds, sameness and advice, a line each."""
+    if row.speedup is None or row.plain_tps is None or row.spec_tps is None:
+        return ["the text is too short to compare speeds"]
+    lines = [f"plain {row.plain_tps:.1f} tok/s, speculative {row.spec_tps:.1f} tok/s: {row.speedup:.2f}x"]
+    if sample.comparison is None:
+        lines.append(f"text: with --verify {engine.verify} and a temperature it may differ from plain's")
+    else:
+        lines.append(f"text: {sample.comparison}")
+    if row.mismatches:
+        lines.append("this is no near-tie: please report it, with this command and `slipstream doctor --json`")
+    if row.speedup < 1:
+        other = "" if engine.status["drafter"] == "suffix" else ", or try --draft suffix"
+        lines.append(
+            f"on this machine this pair is slower than plain decoding: {row.speedup:.2f}x. "
+            f"Leave it off for this kind of work{other}"
+        )
+    return lines

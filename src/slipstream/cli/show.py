@@ -1,0 +1,124 @@
+"""Text coloured by who proposed it, statistics and tables, for people."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+from rich.text import Text
+
+from slipstream.cli.common import coloured, console
+
+if TYPE_CHECKING:
+    from slipstream.advise.measure import Row
+    from slipstream.generation import Result
+    from slipstream.text.detok import Segment
+
+_PALETTE = ("green", "cyan", "magenta", "yellow", "blue")
+TARGET = "target"
+
+
+class ColouredText:
+    """Writes segments to stdout; on a terminal each drafter has its colour, and `legend` says which."""
+
+    def __init__(self) -> None:
+        self._colours: dict[str, str] = {}
+        self._console = console() if coloured(sys.stdout) else None
+
+    def write(self, segments: Iterable[Segment]) -> None:
+        for s in segments:
+            if self._console is None:
+                sys.stdout.write(s.text)
+            else:
+                self._console.print(Text(s.text, style=self._style(s.origin)), end="", soft_wrap=True)
+        sys.stdout.flush()
+
+    def _style(self, origin: str) -> str:
+        if origin == TARGET:
+            return ""
+        return self._colours.setdefault(origin, _PALETTE[len(self._colours) % len(_PALETTE)])
+
+    def end(self) -> None:
+        print(flush=True)
+        if self._console is not None:
+            parts = [Text("proposed by: "), *(Text(f"{name}  ", style=c) for name, c in self._colours.items())]
+            console(stderr=True).print(Text.assemble(*parts, "the target itself: plain"))
+
+
+def percent(x: float | None) -> str:
+    return "-" if x is None else f"{100 * x:.0f} %"
+
+
+def number(x: float | None, digits: int = 1) -> str:
+    return "-" if x is None else f"{x:.{digits}f}"
+
+
+def _share(part: float, whole: float) -> str:
+    return percent(part / whole if whole else None)
+
+
+def statistics(result: Result) -> None:
+    """What happened, on stderr."""
+    s, usage = result.stats, result.usage
+    prompt_speed = (usage.prompt_tokens - usage.cached_tokens) / s.prefill_s if s.prefill_s else None
+    table = Table.grid(padding=(0, 2))
+    table.add_row("speed", f"{number(s.tokens_per_second)} tok/s, prompt {number(prompt_speed, 0)} tok/s")
+    cached = f" ({usage.cached_tokens} cached)" if usage.cached_tokens else ""
+    table.add_row("tokens", f"{usage.completion_tokens} ({result.finish_reason}), prompt {usage.prompt_tokens}{cached}")
+    if s.verified:
+        thrown = f", {s.discarded} more proposed and not tried" if s.discarded else ""
+        table.add_row("acceptance rate", f"{percent(s.acceptance_rate)}: {s.accepted} of {s.verified} tried{thrown}")
+        table.add_row("acceptance length", f"{number(s.mean_acceptance_length, 2)} tokens a forward, on average")
+        pairs = zip(s.accepted_per_position + [0] * len(s.verified_per_position), s.verified_per_position, strict=False)
+        table.add_row("by position", "  ".join(_share(a, v) for a, v in pairs))
+        each = (f"{name} {c['accepted']} of {c['verified']}" for name, c in s.by_drafter.items())
+        table.add_row("by drafter", ", ".join(each))
+    table.add_row(
+        "time",
+        f"draft {_share(s.draft_s, s.decode_s)}, forward {_share(s.forward_s, s.decode_s)}, "
+        f"verify {_share(s.verify_s, s.decode_s)} of {s.decode_s:.2f} s; prompt {s.prefill_s:.2f} s",
+    )
+    for note in result.notes:
+        table.add_row("note", note)
+    console(stderr=True).print(table)
+
+
+def same(row: Row) -> str:
+    """Whether the text stayed the same, in a word."""
+    if row.identical is None:
+        return "-"
+    if row.identical:
+        return "yes"
+    parts = [f"{n} {word}" for n, word in ((row.near_ties, "near tie(s)"), (row.mismatches, "WRONG")) if n]
+    return "but for " + ", ".join(parts)
+
+
+def rows_table(rows: Sequence[Row], verdicts: Sequence[str]) -> None:
+    """The table of a demo or a benchmark, on stdout."""
+    intervals = any(r.interval for r in rows)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("kind of work")
+    for title in ("plain\ntok/s", "speculative\ntok/s", "speed-up"):
+        table.add_column(title, justify="right")
+    if intervals:
+        table.add_column("95 %\ninterval", justify="right")
+    for title in ("acceptance\nrate", "acceptance\nlength"):
+        table.add_column(title, justify="right")
+    table.add_column("same\ntext")
+    table.add_column("verdict")
+    for r, verdict in zip(rows, verdicts, strict=True):
+        low_high = f"{r.interval[0]:.2f}-{r.interval[1]:.2f}" if r.interval else "-"
+        table.add_row(
+            r.kind,
+            number(r.plain_tps),
+            number(r.spec_tps),
+            "-" if r.speedup is None else f"{r.speedup:.2f}x",
+            *([low_high] if intervals else []),
+            percent(r.acceptance_rate),
+            number(r.mean_acceptance_length, 2),
+            same(r),
+            verdict,
+        )
+    console().print(table)

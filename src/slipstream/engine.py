@@ -1,0 +1,262 @@
+"""The engine: owns a target, a drafter and their slots; `generate()`, `stream()`, or `submit()` and `step()`."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from slipstream.core.loop import Loop
+from slipstream.core.policy import Fixed
+from slipstream.core.ports import Drafter, Model, Policy
+from slipstream.core.sequence import Sequence as TokenSequence
+from slipstream.core.verify import LOSSY, verifier
+from slipstream.errors import CapabilityError, ContextError, InputError, UsageError
+from slipstream.generation import Chunk, Generation, Request, Result
+from slipstream.text.chat import render
+from slipstream.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from slipstream.opening import OpenOptions
+
+
+class Engine:
+    """Speculative decoding with one target. Belongs to the thread that made it (AsyncEngine serves the others).
+
+    Raises CapabilityError when the target cannot take back rejected tokens, InputError for settings that do not go
+    together.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        tokenizer: Tokenizer,
+        drafter: Drafter | None = None,
+        policy: Policy | None = None,
+        verify: str = "exact",
+        tie_guard: float = 0.0,
+        name: str = "target",
+        owned: Sequence[Model] = (),
+    ) -> None:
+        self.model, self.tokenizer, self.drafter, self.verify, self.name = model, tokenizer, drafter, verify, name
+        self.policy = policy or Fixed(4)
+        self._owned = [model, *owned]
+        self._thread = threading.get_ident()
+        verifier(verify)
+        if tie_guard < 0:
+            raise InputError(f"the tie guard's bound is {tie_guard}", "it is a gap in logits: 0 (off) or more")
+        if drafter is not None and model.caps.rollback == "none":
+            raise CapabilityError(
+                f"{name} cannot take back rejected tokens, so nothing can be drafted for it", "use --draft none"
+            )
+        self._loop = Loop(model, drafter, self.policy, time.perf_counter, tie_guard)
+        self._active: dict[int, Generation] = {}
+        self._cached: list[list[int]] = [[] for _ in range(model.caps.n_slots)]
+        self._check_chain_verifier(verify)
+
+    @classmethod
+    def open(
+        cls, target: str, draft: str | Drafter | None = "suffix", options: OpenOptions | None = None, **settings: Any
+    ) -> Engine:
+        """Open models by catalogue name, path or hf:owner/repo/file.gguf.
+
+        `draft` is a drafter's name ("suffix"), a model, a Drafter, or None for plain decoding. Settings are the fields
+        of OpenOptions; an unknown one raises UnknownName with the nearest. Everything is checked before anything is
+        loaded: files, vocabularies of the pair, memory, and that the native build runs on this machine.
+        """
+        from slipstream.opening import open_engine
+
+        return open_engine(cls, target, draft, options, settings)
+
+    # -- one request ----------------------------------------------------------------------------------------------
+
+    def generate(self, prompt: str | Sequence[int] | None = None, **request: Any) -> Result:
+        """Run one request to its end. Keywords are the fields of Request."""
+        generation = self.submit(Request(prompt, **request))
+        while not generation.done:
+            self.step()
+        return generation.result()
+
+    def stream(self, prompt: str | Sequence[int] | None = None, **request: Any) -> Iterator[Chunk]:
+        """The same, a chunk at a time; closing the iterator cancels the request."""
+        generation = self.submit(Request(prompt, **request))
+        try:
+            while not generation.done:
+                yield self.step().get(generation, Chunk((), (), None))  # none: others filled the batch
+        finally:
+            if not generation.done:
+                self.cancel(generation)
+
+    # -- several requests -----------------------------------------------------------------------------------------
+
+    def submit(self, request: Request) -> Generation:
+        """Give a request a free slot.
+
+        Raises ContextError for a prompt that does not fit, InputError for an empty one, UsageError without a free slot.
+        """
+        self._check_thread()
+        prompt = self._tokens(request)
+        n_ctx = self.model.caps.n_ctx
+        if len(prompt) > n_ctx:
+            raise ContextError(
+                f"the prompt has {len(prompt)} tokens and the context holds {n_ctx}", "use a larger --ctx"
+            )
+        if not prompt:
+            raise InputError("the prompt is empty", "give at least one character")
+        verify = request.verify or self.verify
+        self._check_chain_verifier(verify)
+        slot = self._free_slot(prompt)
+        cached = self._prepare(slot, prompt, request.reuse_cache)
+        seq = TokenSequence(
+            slot,
+            prompt,
+            request.sampling,
+            n_ctx if request.max_tokens is None else min(n_ctx, len(prompt) + request.max_tokens),
+            frozenset() if request.ignore_end else self.tokenizer.ends,
+            verifier(verify),
+            request.speculative and self.drafter is not None,
+            request.logprobs,
+        )
+        generation = Generation(seq, self.tokenizer, request.stop, cached, self._notes(request, verify))
+        if not generation.done:
+            self._loop.begin(seq)
+            self._active[slot] = generation
+        return generation
+
+    def step(self) -> dict[Generation, Chunk]:
+        """One forward for every request that runs; what it added to each."""
+        self._check_thread()
+        if not self._active:
+            raise UsageError("no request is running", "submit one first")
+        try:
+            emissions = self._loop.step([g.sequence for g in self._active.values()])
+        except BaseException:
+            self._abandon()
+            raise
+        chunks = {}
+        for emission in emissions:
+            generation = self._active[emission.sequence.slot]
+            chunks[generation] = generation.take(emission)
+            if generation.done:
+                self._release(generation)
+        return chunks
+
+    def cancel(self, generation: Generation) -> Chunk:
+        """End a request here; its slot is free at once."""
+        self._check_thread()
+        chunk = generation.cancel()
+        if self._active.get(generation.sequence.slot) is generation:
+            self._release(generation)
+        return chunk
+
+    def close(self) -> None:
+        """Free the models; safe to call twice."""
+        self._active.clear()
+        for model in self._owned:
+            model.close()
+        self._owned = []
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    # -- state ------------------------------------------------------------------------------------------------------
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """What is active, and why not if not."""
+        reason = ""
+        if self.drafter is None:
+            reason = "no drafter was given"
+        elif not self.policy.most.nodes:
+            reason = "the policy drafts nothing (k is 0)"
+        return {
+            "target": self.name,
+            "drafter": self.drafter.name if self.drafter else None,
+            "verify": self.verify,
+            "lossy": self.verify in LOSSY,
+            "active": not reason,
+            "reason": reason,
+        }
+
+    def _notes(self, request: Request, verify: str) -> list[str]:
+        notes = []
+        if not request.speculative:
+            notes.append("drafting was off: the request asked for plain decoding")
+        elif self.status["reason"]:
+            notes.append(f"drafting was off: {self.status['reason']}")
+        if verify in LOSSY and request.speculative and not request.sampling.greedy:
+            notes.append(f"lossy: {verify} lets plausible tokens through, so this is not the target's own text")
+        return notes
+
+    def _check_chain_verifier(self, verify: str) -> None:
+        if verify == "block" and self.policy.most.width > 1:
+            raise InputError("block verification takes chains, not trees", "use --width 1, or --verify rejection")
+
+    def _check_thread(self) -> None:
+        if threading.get_ident() != self._thread:
+            raise UsageError("an Engine belongs to the thread that opened it", "use slipstream.AsyncEngine")
+
+    def encode_chat(self, messages: Sequence[Any]) -> list[int]:
+        """Tokens of a conversation through the model's own template."""
+        t = self.tokenizer
+        return t.encode(render(messages, t.chat_template, t.bos, t.eos), special=True)
+
+    def _tokens(self, request: Request) -> list[int]:
+        if request.messages is not None:
+            return self.encode_chat(request.messages)
+        if isinstance(request.prompt, str):
+            return self.tokenizer.encode(request.prompt)
+        ids = [int(t) for t in request.prompt or ()]
+        if any(not 0 <= t < self.model.caps.n_vocab for t in ids):
+            raise InputError(
+                "a token id lies outside the vocabulary", f"ids go from 0 to {self.model.caps.n_vocab - 1}"
+            )
+        return ids
+
+    def _free_slot(self, prompt: Sequence[int]) -> int:
+        free = [i for i in range(self.model.caps.n_slots) if i not in self._active]
+        if not free:
+            raise UsageError(f"all {self.model.caps.n_slots} slots are busy", "open the engine with more n_slots")
+        return max(free, key=lambda i: _common(self._cached[i], prompt))
+
+    def _prepare(self, slot: int, prompt: Sequence[int], reuse: bool) -> int:
+        """Cut the slot to what it shares with the prompt; how many tokens that is."""
+        held = self._cached[slot]
+        same = min(_common(held, prompt), len(prompt) - 1) if reuse else 0
+        if same < len(held) and self.model.caps.rollback != "free":
+            same = 0
+        self.model.truncate(slot, same)
+        self._cached[slot] = list(prompt[:same])
+        return same
+
+    def _release(self, generation: Generation) -> None:
+        seq = generation.sequence
+        self._loop.end(seq)
+        del self._active[seq.slot]
+        n = min(self.model.n_past(seq.slot), len(seq.tokens))
+        if n < self.model.n_past(seq.slot):  # a stop string cut tokens that the cache holds
+            n = n if self.model.caps.rollback == "free" else 0
+            self.model.truncate(seq.slot, n)
+        self._cached[seq.slot] = seq.tokens[:n]
+
+    def _abandon(self) -> None:
+        """A step failed half way: no slot can be trusted, so all are emptied and every request ends."""
+        for generation in list(self._active.values()):
+            generation.cancel()
+            self._loop.end(generation.sequence)
+            self.model.truncate(generation.sequence.slot, 0)
+            self._cached[generation.sequence.slot] = []
+        self._active.clear()
+
+
+def _common(a: Sequence[int], b: Sequence[int]) -> int:
+    n = 0
+    for x, y in zip(a, b, strict=False):
+        if x != y:
+            break
+        n += 1
+    return n

@@ -1,0 +1,106 @@
+"""The native library: opened once, its log kept, its build described."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from slipstream.errors import BuildError, InputError
+
+FIX = (
+    'reinstall with the flags that mend it: CMAKE_ARGS=\'-DCMAKE_C_FLAGS="-fno-tree-dse -fno-dse" '
+    '-DCMAKE_CXX_FLAGS="-fno-tree-dse -fno-dse"\' pip install --force-reinstall --no-cache-dir '
+    "--no-binary llama-cpp-python llama-cpp-python"
+)
+KV_TYPES = {"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q5_1": 7, "q5_0": 6, "q4_1": 3, "q4_0": 2}
+
+_log: deque[str] = deque(maxlen=200)
+_keep_alive: list[Any] = []
+
+
+@functools.cache
+def lib() -> Any:
+    """The `llama_cpp.llama_cpp` module, with its log going to memory. Raises BuildError when it cannot be loaded."""
+    try:
+        import llama_cpp.llama_cpp as low
+    except Exception as e:  # a broken shared library raises OSError, RuntimeError or others
+        raise BuildError(f"llama-cpp-python cannot be loaded: {e}", FIX) from e
+
+    @low.llama_log_callback  # type: ignore[untyped-decorator]
+    def on_log(level: int, text: bytes, _data: Any) -> None:
+        _log.append(text.decode("utf-8", "replace").rstrip())
+
+    _keep_alive.append(on_log)
+    low.llama_log_set(on_log, None)
+    low.llama_backend_init()
+    return low
+
+
+def last_error() -> str:
+    """The last line of llama.cpp's log that tells of a failure."""
+    bad = [line for line in _log if any(w in line.lower() for w in ("error", "failed", "invalid", "unknown"))]
+    return bad[-1] if bad else (_log[-1] if _log else "no message")
+
+
+def kv_type(name: str) -> int:
+    """ggml's number of a cache type. Raises InputError for one that is not known."""
+    try:
+        return KV_TYPES[name]
+    except KeyError:
+        raise InputError(f"unknown KV cache type: {name}", f"use one of {', '.join(KV_TYPES)}") from None
+
+
+def system_info() -> str:
+    """CPU features that the build uses, as llama.cpp prints them."""
+    return str(lib().llama_print_system_info().decode())
+
+
+def gpu_offload() -> bool:
+    return bool(lib().llama_supports_gpu_offload())
+
+
+def version() -> str:
+    import llama_cpp
+
+    return str(llama_cpp.__version__)
+
+
+@functools.cache
+def build_id() -> str:
+    """Names this build of the native code: version, size and time of its libraries, and the CPU features in use."""
+    import llama_cpp
+
+    parts = [version(), system_info()]
+    for path in sorted((Path(llama_cpp.__file__).parent / "lib").iterdir()):
+        stat = path.stat()
+        parts.append(f"{path.name}:{stat.st_size}:{stat.st_mtime_ns}")
+    return hashlib.sha256("|".join(parts).encode()).hexdigest()[:16]
+
+
+def gpus() -> list[tuple[str, int]]:
+    """Name and free bytes of each GPU that the build can use; empty for a CPU build."""
+    import ctypes
+
+    import llama_cpp
+
+    if not gpu_offload():
+        return []
+    found = []
+    names = ("libggml.so", "libggml.dylib", "ggml.dll")
+    where = next((p for n in names if (p := Path(llama_cpp.__file__).parent / "lib" / n).exists()), None)
+    if where is None:
+        return []
+    ggml = ctypes.CDLL(str(where))
+    ggml.ggml_backend_dev_count.restype = ctypes.c_size_t
+    ggml.ggml_backend_dev_get.restype = ctypes.c_void_p
+    ggml.ggml_backend_dev_name.restype = ctypes.c_char_p
+    for i in range(ggml.ggml_backend_dev_count()):
+        device = ctypes.c_void_p(ggml.ggml_backend_dev_get(ctypes.c_size_t(i)))
+        if ggml.ggml_backend_dev_type(device) == 1:  # GGML_BACKEND_DEVICE_TYPE_GPU
+            free, total = ctypes.c_size_t(), ctypes.c_size_t()
+            ggml.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
+            found.append((ggml.ggml_backend_dev_name(device).decode(), free.value))
+    return found

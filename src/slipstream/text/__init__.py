@@ -1,0 +1,1 @@
+"""Between tokens and people: vocabularies, incremental decoding, stop strings, chat templates."""

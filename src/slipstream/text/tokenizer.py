@@ -1,0 +1,20 @@
+"""What the engine asks of a tokenizer."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+
+class Tokenizer(Protocol):
+    ends: frozenset[int]  # tokens that end a turn or the text
+    chat_template: str | None
+    bos: str
+    eos: str
+
+    def encode(self, text: str, special: bool = False) -> list[int]:
+        """Tokens of a text. `special`: control tokens written in the text are read as such."""
+        ...
+
+    def piece(self, token: int) -> bytes:
+        """The token's bytes, which may be a part of a character; nothing for control tokens."""
+        ...
