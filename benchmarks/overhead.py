@@ -14,8 +14,8 @@ import time
 from typing import Any
 
 import numpy as np
-from results import save, spread
 
+from results import save, spread
 from slipstream import Engine
 from slipstream.hub import resolve
 from slipstream.models.llamacpp import library
@@ -65,7 +65,9 @@ def main() -> None:
     args = parser.parse_args()
     with Engine.open(args.model, None, n_ctx=1024) as engine:
         prompt = engine.tokenizer.encode(PROMPT)
-        ratios, speeds, same = [], {"bare": [], "slipstream": []}, True
+        ratios: list[float] = []
+        speeds: dict[str, list[float]] = {"bare": [], "slipstream": []}
+        same = True
         bare(engine.model, prompt, 16)  # warm up
         for i in range(args.rounds):
             if i % 2:
@@ -78,7 +80,7 @@ def main() -> None:
             speeds["bare"].append(other)
             speeds["slipstream"].append(mine)
             ratios.append(mine / other)
-    result = {
+    result: dict[str, Any] = {
         "model": args.model,
         "tokens": args.tokens,
         "ratio": spread(ratios),
@@ -86,7 +88,7 @@ def main() -> None:
         "ids_identical": same,
     }
     print(f"{result['ratio']['median']:.3f} of the bare loop ({args.model})", file=sys.stderr)
-    save(f"overhead-{resolve(args.model).stem[:12].lower()}", result, [resolve(args.model)])
+    save(f"overhead-{resolve(args.model).stem[:12].lower()}", result, {"model": resolve(args.model)})
 
 
 if __name__ == "__main__":

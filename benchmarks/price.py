@@ -11,12 +11,15 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
-from results import save, spread
 
+from results import save, spread
 from slipstream import Engine
-from slipstream.core.types import Span
+from slipstream.core.ports import Model
+from slipstream.core.types import Array, Span
 from slipstream.hub import resolve
 
 SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 32, 48)
@@ -31,8 +34,7 @@ def main() -> None:
     parser.add_argument("--flash-attn", choices=("on", "off"), default="on")
     parser.add_argument("--out", default="price")
     args = parser.parse_args()
-    options = {"n_ctx": args.context + 128, "flash_attn": args.flash_attn == "on"}
-    with Engine.open(args.model, None, **options) as engine:
+    with Engine.open(args.model, None, n_ctx=args.context + 128, flash_attn=args.flash_attn == "on") as engine:
         model = engine.model
         tokens = engine.tokenizer.encode(TEXT * (args.context // 15 + 8))[: args.context + 64]
         past, new = tokens[: args.context], tokens[args.context :]
@@ -50,16 +52,29 @@ def main() -> None:
                 rows = chain(model, new[:n])
                 times[n].append(1000 * (time.perf_counter() - start_s))
                 noise[n] = max(float(np.abs(rows[i] - alone[i]).max()) for i in range(n))
-    table = [
-        {"n": n, "ms": spread(times[n]), "ratio": spread(times[n])["median"] / spread(times[1])["median"], "noise": noise[n]}
+    table: list[dict[str, Any]] = [
+        {
+            "n": n,
+            "ms": spread(times[n]),
+            "ratio": spread(times[n])["median"] / spread(times[1])["median"],
+            "noise": noise[n],
+        }
         for n in SIZES
     ]
     for row in table:
-        print(f"T({row['n']:2}) = {row['ms']['median']:7.1f} ms  {row['ratio']:5.2f} x  noise {row['noise']:.3f}", file=sys.stderr)
-    save(args.out, {"model": args.model, "context": args.context, "flash_attn": args.flash_attn, "prices": table}, [resolve(args.model)])
+        print(
+            f"T({row['n']:2}) = {row['ms']['median']:7.1f} ms  {row['ratio']:5.2f} x  noise {row['noise']:.3f}",
+            file=sys.stderr,
+        )
+    save(
+        args.out,
+        {"model": args.model, "context": args.context, "flash_attn": args.flash_attn, "prices": table},
+        {"model": resolve(args.model)},
+    )
 
 
-def chain(model, tokens, rows=True):  # type: ignore[no-untyped-def]
+def chain(model: Model, tokens: Sequence[int], rows: bool = True) -> Array:
+    """Evaluate and keep new tokens of slot 0; logits of each one, if asked for."""
     n = len(tokens)
     out = model.forward([Span(0, tokens, range(-1, n - 1), range(n) if rows else ())])[0]
     model.keep(0, range(n))

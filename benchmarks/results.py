@@ -6,7 +6,7 @@ import datetime
 import json
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +15,9 @@ from slipstream.advise.provenance import provenance
 FOLDER = Path(__file__).parent / "results"
 
 
-def save(name: str, result: dict[str, Any], models: Sequence[Path]) -> None:
+def save(name: str, result: dict[str, Any], models: Mapping[str, Path]) -> None:
     """Write results/NAME-DATE.json, and print the result as the last line of stdout."""
-    result = {**result, "provenance": provenance(models)}
+    result = {**result, "provenance": provenance(dict(models))}
     FOLDER.mkdir(exist_ok=True)
     path = FOLDER / f"{name}-{datetime.date.today().isoformat()}.json"
     path.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")

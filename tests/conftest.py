@@ -8,7 +8,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 settings.register_profile(
-    "fixed", derandomize=True, deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow], database=None
+    "fixed",
+    derandomize=True,
+    deadline=None,
+    max_examples=60,
+    suppress_health_check=[HealthCheck.too_slow],
+    database=None,
 )
 settings.load_profile("fixed")
 

@@ -42,7 +42,7 @@ class Base:
         self.calls: list[tuple[str, int]] = []
         self.verdicts: list[tuple[Draft, Verdict]] = []
 
-    def begin(self, slot: int, tokens: Sequence[int], params: SamplingParams) -> None:
+    def begin(self, slot: int, tokens: Sequence[int], params: SamplingParams, cached: int = 0) -> None:
         assert slot not in self.params, "begin without the end of what was there before"
         self.params[slot], self.n_prompt[slot] = params, len(tokens)
         self.calls.append(("begin", slot))

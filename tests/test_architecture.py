@@ -137,8 +137,11 @@ def matches(pattern: re.Pattern[str]) -> list[str]:
             text = path.read_text(encoding="utf-8")
         except UnicodeDecodeError:
             continue
-        hits += [f"{path.relative_to(ROOT)}:{i}: {line.strip()}" for i, line in enumerate(text.split("\n"), 1)
-                 if pattern.search(line)]
+        hits += [
+            f"{path.relative_to(ROOT)}:{i}: {line.strip()}"
+            for i, line in enumerate(text.split("\n"), 1)
+            if pattern.search(line)
+        ]
     return hits
 
 

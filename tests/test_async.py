@@ -1,4 +1,4 @@
-"""AsyncEngine: requests from anywhere, one thread that owns the models. Every await has a limit, so a hang is a failure."""
+"""AsyncEngine: requests from anywhere, one thread for the models. Every wait has a limit: a hang is a failure."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import pytest
-from helpers import make_drafter, markov_table, outcome, toy_engine
-from test_engine import EXPECTED, REQUESTS
 
+from helpers import make_drafter, markov_table, outcome, toy_engine
 from slipstream.aio import AsyncEngine
 from slipstream.core.types import Array, Span
 from slipstream.engine import Engine
 from slipstream.errors import ContextError, InputError, SlipstreamError, UsageError
 from slipstream.generation import Request
 from slipstream.models.toy import ToyModel, ToyTokenizer
+from test_engine import EXPECTED, REQUESTS
 
 N, LIMIT = 8, 20.0
 TABLE = markov_table(N, order=2, seed=12)
@@ -208,7 +208,6 @@ def test_close_answers_those_who_run_and_those_who_wait() -> None:
     run(main())
 
 
-@pytest.mark.xfail(strict=True, reason="a request behind the message to close is never read: its asker waits for ever")
 def test_a_request_that_comes_while_the_engine_closes_is_answered_too() -> None:
     async def main() -> None:
         model, engine = gated(n_slots=1)

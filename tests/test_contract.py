@@ -1,8 +1,12 @@
 """What every Model must do: one suite for the toy models and for GGUF models through llama.cpp.
 
-Toy rows are compared for equality. On a real model, one token at a time and several at once may differ in the last bits
-(DESIGN.md): a row passes when no logit differs by more than 1.0 and the largest is the same, or lies in a near-tie of less
-than that. The bound was written down before the first run; a wrong token in the past moves rows by 3 and more.
+Toy rows are compared for equality. On a real model, one token at a time and several at once differ by rounding
+(DESIGN.md), which shows most in the unlikeliest of 100,000 and more logits. So rows are compared by the root mean
+square of their difference (a shift of all logits means nothing and is taken off first), and by their largest logit,
+which must be the same or lie in a near-tie. The bounds lie between two things measured on this build: other splits
+of the same tokens over forwards, with nothing rejected, give up to 0.3 (Gemma 3 270M: 0.4, and 0.65 with two slots
+in a batch); one wrong, missing or stray token in a past as short as here gives 0.7 and more (Gemma: 1.3 and more).
+`test_the_bound_can_fail` checks that for each model.
 """
 
 from __future__ import annotations
@@ -13,24 +17,25 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import markov_table
 
+from helpers import markov_table
 from slipstream.core.ports import Model
 from slipstream.core.types import Array, Span
 from slipstream.errors import RollbackError, UsageError
 from slipstream.hub import resolve
 from slipstream.models.toy import ToyModel
 
-BOUND = 1.0
+TIE = 1.0  # in logits, as the bounds of a rig
 
 
 @dataclass
 class Rig:
-    """A model whose slots 0 and 1 are used by a test and slot 2 by the reference; `words` are tokens with some meaning."""
+    """A model: slots 0 and 1 are for a test, slot 2 for the reference; `words` are tokens with some meaning."""
 
     model: Model
     words: Sequence[int]
     exact: bool
+    bound: float = 0.5
 
     def feed(self, slot: int, tokens: Sequence[int]) -> Array:
         """Rows of `tokens` appended one at a time."""
@@ -50,10 +55,13 @@ class Rig:
             assert (rows == expected).all()
             return
         for row, right in zip(rows, expected, strict=True):
-            assert np.abs(row - right).max() <= BOUND
-            best = int(right.argmax())
-            top = int(row.argmax())
-            assert top == best or right[best] - right[top] < BOUND
+            assert distance(row, right) <= self.bound
+            assert right.max() - right[row.argmax()] < TIE
+
+
+def distance(row: Array, right: Array) -> float:
+    off = row.astype(np.float64) - right
+    return float(np.sqrt(((off - off.mean()) ** 2).mean()))
 
 
 def chain(slot: int, tokens: Sequence[int], want: Sequence[int] | None = None) -> Span:
@@ -63,8 +71,8 @@ def chain(slot: int, tokens: Sequence[int], want: Sequence[int] | None = None) -
 
 def _toy(**kw: object) -> Callable[[Path], Rig]:
     def make(_: Path) -> Rig:
-        # The last four tokens decide, so that a wrong one within them shows.
-        model = ToyModel(markov_table(50, order=4), 50, n_ctx=64, n_slots=3, **kw)  # type: ignore[arg-type]
+        # The last eight tokens decide, so that a wrong one among them shows.
+        model = ToyModel(markov_table(50, order=8), 50, n_ctx=64, n_slots=3, **kw)  # type: ignore[arg-type]
         return Rig(model, [5, 9, 30, 7, 7, 12, 41, 3, 22, 18, 2, 33], True)
 
     return make
@@ -75,8 +83,10 @@ def _llama(path: Path) -> Rig:
     from slipstream.models.llamacpp.tokenizer import LlamaTokenizer
 
     model = LlamaModel(path, LlamaOptions(n_ctx=128, n_slots=3, n_batch=64))
-    words = LlamaTokenizer(model.handle).encode("The quick brown fox jumps over the lazy dog and then sleeps in the warm sun")
-    return Rig(model, words[:12], False)
+    words = LlamaTokenizer(model.handle).encode(
+        "The quick brown fox jumps over the lazy dog and then sleeps in the warm sun"
+    )
+    return Rig(model, words[:12], False, 0.8 if "gemma" in path.name else 0.5)
 
 
 MODELS = {"toy": _toy(), "toy recurrent": _toy(recurrent=True)}
@@ -107,6 +117,14 @@ def test_caps_say_what_is_there(rig: Rig) -> None:
     assert rig.fresh(rig.words[:1]).shape == (1, caps.n_vocab)
     assert caps.trees == (caps.max_leaves > 1) or caps.rollback != "free"
     assert isinstance(rig.model, Model)
+
+
+def test_the_bound_can_fail(rig: Rig) -> None:
+    """One token wrong, missing or too many in the past, and the rows are told apart."""
+    past, after = rig.words[:5], rig.words[5]
+    right = rig.fresh([*past, after])[-1]
+    strays = ([*past, rig.words[9]], past[:-1], [*past[:-1], rig.words[9]], [past[0], rig.words[9], *past[2:]])
+    assert all(distance(rig.fresh([*wrong, after])[-1], right) > 1.2 * rig.bound for wrong in strays)
 
 
 def test_rows_of_a_chain_equal_one_token_at_a_time(rig: Rig) -> None:
@@ -184,7 +202,7 @@ def test_every_path_of_a_tree_can_be_kept_and_the_rest_leaves_no_trace(rig: Rig)
 
 
 def test_forests_and_several_trees_one_after_another(rig: Rig) -> None:
-    """Roots side by side, as drafts with siblings at the first position are; twice, so that branch ids are used again."""
+    """Roots side by side, as with siblings at the first position; twice, so that branch ids are used again."""
     need_trees(rig)
     past = list(rig.words[:4])
     rig.feed(0, past)

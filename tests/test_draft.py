@@ -79,10 +79,7 @@ def test_the_spine_is_the_first_child_of_the_first_child(d: Draft) -> None:
     assert spine.is_chain
     check_same_nodes(spine, d)
     node, expected = -1, []
-    while node + 1 and (kids := [i for i, p in enumerate(d.parents) if p == node]) or node < 0:
-        kids = [i for i, p in enumerate(d.parents) if p == node]
-        if not kids:
-            break
+    while kids := [i for i, p in enumerate(d.parents) if p == node]:
         node = kids[0]
         expected.append(d.tokens[node])
     assert spine.tokens == tuple(expected)

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import PROMPT, Wrong, cached, make_drafter, markov_table, outcome, toy_engine
 
+from helpers import PROMPT, Wrong, cached, make_drafter, markov_table, outcome, toy_engine
 from slipstream.core.types import Array, SamplingParams, Span
 from slipstream.drafters.model import ModelDrafter
 from slipstream.engine import Engine

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from helpers import markov_table
 from scipy.stats import chisquare
 
+from helpers import markov_table
 from slipstream.core.ports import Want
 from slipstream.core.sampling import Sampler
 from slipstream.core.types import Draft, SamplingParams
@@ -92,7 +92,7 @@ def test_a_new_sequence_keeps_the_common_beginning_and_nothing_else() -> None:
         d.propose(0, [1, 2, 3, 4, 5], Want(3, 3))
         d.end(0)
         del d.model.forwards[:]  # type: ignore[attr-defined]
-        d.begin(0, [1, 2, 3, 7], WARM)
+        d.begin(0, [1, 2, 3, 7], WARM, 3)
         assert list(d.propose(0, [1, 2, 3, 7], Want(3, 3)).tokens) == expected_chain([1, 2, 3, 7], 3, WARM, 4)
         assert d.model.forwards[0] == (4 if recurrent else 1)  # type: ignore[attr-defined]
         d.end(0)
@@ -182,15 +182,26 @@ def test_sampled_drafts_really_are_drawn_from_q() -> None:
 
 
 def test_keyed_and_sampled_noise_are_apart() -> None:
-    """A sampled draft must not know the noise by which the target chooses."""
-    tokens, same = [1, 2, 3], []
+    """A sampled draft must not know the noise by which the target chooses: they agree as often as by chance."""
+    tokens, same = [5, 6, 7], []
     for seed in range(300):
-        params = SamplingParams(temperature=1.0, seed=seed)
+        params = SamplingParams(temperature=4.0, seed=seed)
         pair = []
         for choice in ("keyed", "sampled"):
             d = drafter(choice)
             d.begin(0, tokens, params)
             pair.append(d.propose(0, tokens, Want(1, 1)).tokens[0])
         same.append(pair[0] == pair[1])
-    p = Sampler(SamplingParams(temperature=1.0)).filtered(TABLE(tokens)).dense(N)
-    assert np.mean(same) == pytest.approx((p**2).sum(), abs=0.1)
+    p = Sampler(SamplingParams(temperature=4.0)).filtered(TABLE(tokens)).dense(N)
+    assert (p**2).sum() < 0.3 and np.mean(same) == pytest.approx((p**2).sum(), abs=0.1)
+
+
+def test_sampled_noise_belongs_to_the_step() -> None:
+    """Guesses that a step threw away must not be drawn again by the next: block verification has looked at them."""
+    again = []
+    for seed in range(300):
+        d = drafter("sampled")
+        d.begin(0, [5, 6, 7], SamplingParams(temperature=4.0, seed=seed))
+        first = d.propose(0, [5, 6, 7], Want(2, 2)).tokens
+        again.append(d.propose(0, [1, 2, 3, first[0]], Want(1, 1)).tokens[0] == first[1])
+    assert np.mean(again) < 0.4

@@ -233,7 +233,6 @@ def test_slots_are_apart_and_begin_forgets() -> None:
     drafter.begin(1, [4, 5, 6, 1, 2], GREEDY)
     assert drafter.propose(0, text, Want(4, 4)).tokens[0] == 3
     assert len(drafter.propose(1, [4, 5, 6, 1, 2], Want(4, 4))) == 0
-    drafter.end(0)
     drafter.begin(0, [1, 2], GREEDY)
     assert len(drafter.propose(0, [1, 2], Want(4, 4))) == 0
     drafter.end(0)

@@ -26,6 +26,7 @@ class AsyncEngine:
         self._inbox: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
         self._opened: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, args=(open_engine,), name="slipstream-engine", daemon=True)
+        self._closed = False
         self._thread.start()
         failure = self._opened.get()
         if failure is not None:
@@ -56,6 +57,8 @@ class AsyncEngine:
         if not self._thread.is_alive():
             raise UsageError("the engine is closed")
         self._inbox.put(("submit", (request, deliver)))
+        if self._closed:  # it may have come too late to be read
+            deliver(None, None, UsageError("the engine was closed"))
         try:
             while True:
                 chunk, generation, error = await box.get()
@@ -82,7 +85,12 @@ class AsyncEngine:
             return
         self._opened.put(None)
         with engine:
-            _Worker(engine, self._inbox).run()
+            worker = _Worker(engine, self._inbox)
+            try:
+                worker.run()
+            finally:
+                self._closed = True
+                worker.turn_away()
 
 
 class _Worker:
@@ -96,6 +104,13 @@ class _Worker:
             self._admit()
             if self.running:
                 self._step()
+
+    def turn_away(self) -> None:
+        """Nobody waits for ever: every request that runs, waits or is still unread gets an error."""
+        while not self.inbox.empty():
+            what, content = self.inbox.get()
+            if what == "submit":
+                self.waiting.append(content)
         closed = UsageError("the engine was closed")
         for deliver in [d for _, d in self.waiting] + list(self.running.values()):
             deliver(None, None, closed)

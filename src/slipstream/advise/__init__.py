@@ -1,1 +1,1 @@
-"""Measuring on the user's own machine and work: what speculative decoding gives, and whether the text stays the same."""
+"""Measuring on the user's own machine and work: what drafting gives, and whether the text stays the same."""

@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+import numpy as np
+
 from slipstream.core.sampling import Sampler
-from slipstream.core.types import SamplingParams, Span
+from slipstream.core.types import Array, SamplingParams, Span
 from slipstream.engine import Engine
 
 # Logits of a batch differ from those of one token at a time by up to 0.6 in the builds measured (docs/build.md).
@@ -54,18 +56,16 @@ def compare(
     return Comparison("near tie" if gap < TIE_BOUND else "mismatch", at, gap)
 
 
-def next_row(engine: Engine, prompt: Sequence[int], output: Sequence[int] = ()) -> Any:
-    """The target's logits after prompt and output, shape (n_vocab,), evaluated in the pieces that plain decoding uses."""
+def next_row(engine: Engine, prompt: Sequence[int], output: Sequence[int] = ()) -> Array:
+    """The target's logits after prompt and output, shape (n_vocab,), evaluated in the pieces of plain decoding."""
     model, n_batch = engine.model, engine.model.caps.n_batch
     model.truncate(0, 0)
-    rows = []
-    # The loop leaves one place of a batch to each running sequence, but has none while a prompt is read.
+    row = np.empty(0, np.float32)
     pieces = [prompt[i : i + n_batch] for i in range(0, len(prompt), n_batch)] + [[token] for token in output]
     for piece in pieces:
         n = len(piece)
-        rows = model.forward([Span(0, piece, range(-1, n - 1), (n - 1,))])[0]
+        row = model.forward([Span(0, piece, range(-1, n - 1), (n - 1,))])[0][0].copy()
         model.keep(0, range(n))
-    row = rows[0].copy()
     engine.generate(list(prompt), max_tokens=0)  # tells the engine that the slot holds nothing of its own
     return row
 

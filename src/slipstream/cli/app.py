@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Errors are `error:` and `hint:` lines on stderr; with --json also an object as the last line on stdout.
     """
     args = list(sys.argv[1:] if argv is None else argv)
-    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, stream=sys.stderr)
+    logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING, stream=sys.stderr, force=True)
     logging.addLevelName(logging.WARNING, "warning")
     try:
         code = app(args, prog_name="slipstream", standalone_mode=False)

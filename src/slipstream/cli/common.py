@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from slipstream.engine import Engine
 
+BUSY = 0.25  # of the CPU
 _PIPE_WIDTH = 160  # columns of a table that no terminal bounds
 
 
@@ -37,6 +38,15 @@ def coloured(stream: TextIO) -> bool:
 def say(*parts: object) -> None:
     """A line for a person, on stderr."""
     print(*parts, file=sys.stderr, flush=True)
+
+
+def warn_if_busy() -> None:
+    """Timings mean little beside another program that computes, so say so before they start."""
+    from slipstream.advise.provenance import busy
+
+    share = busy()
+    if share > BUSY:
+        say(f"warning: other programs use {100 * share:.0f} % of this machine's CPU; speeds will be off")
 
 
 def emit_json(value: Any) -> None:
@@ -89,7 +99,7 @@ def open_engine(options: EngineOptions, **more: Any) -> Engine:
 
 
 class Stoppable:
-    """While it is entered, the first Ctrl-C only sets `hit`, so that what was done can be shown; the second one raises."""
+    """Within it, the first Ctrl-C only sets `hit`, so that what was done can be shown; the second one raises."""
 
     def __init__(self) -> None:
         self.hit = False

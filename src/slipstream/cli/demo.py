@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from slipstream.cli.common import Stoppable, emit_json, open_engine, say
+from slipstream.cli.common import Stoppable, emit_json, open_engine, say, warn_if_busy
 from slipstream.cli.options import EngineOptions, Json, grouped
 
 if TYPE_CHECKING:
@@ -35,6 +35,7 @@ def command(
     from slipstream.cli.show import rows_table
     from slipstream.hub import resolve
 
+    warn_if_busy()
     options = EngineOptions(MODEL, DRAFTER, K)
     with open_engine(options, n_ctx=1024) as engine, Stoppable() as stopped:
         load = measure.Workload(engine, _works(quick), max_tokens=48 if quick else 96)

@@ -154,7 +154,7 @@ def check_bias(engine: Engine, params: SamplingParams) -> None:
 def grouped(command: Callable[..., Any]) -> Callable[..., Any]:
     """A command whose dataclass parameters are spread into one option a field, and put together again for the call."""
     hints = get_type_hints(command, include_extras=True)
-    groups: dict[str, type] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
     parameters: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(command).parameters.items():
         if name not in groups:
@@ -174,5 +174,5 @@ def grouped(command: Callable[..., Any]) -> Callable[..., Any]:
 
     spread.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     spread.__annotations__ = {p.name: p.annotation for p in parameters}
-    del spread.__wrapped__  # type: ignore[attr-defined]
+    del spread.__wrapped__
     return spread

@@ -36,7 +36,7 @@ def command(
     ] = False,
     as_json: Json = False,
 ) -> int:
-    """Generate text for one prompt. The text goes to stdout, statistics to stderr; Ctrl-C ends it and keeps the text."""
+    """Generate text for one prompt: text to stdout, statistics to stderr. Ctrl-C ends it and keeps the text so far."""
     from slipstream.generation import Request
 
     text = read_prompt(prompt)

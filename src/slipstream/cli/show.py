@@ -21,9 +21,10 @@ TARGET = "target"
 
 
 class ColouredText:
-    """Writes segments to stdout; on a terminal each drafter has its colour, and `legend` says which."""
+    """Writes segments to stdout; on a terminal each drafter has its colour, and a legend says which."""
 
-    def __init__(self) -> None:
+    def __init__(self, legend: bool = True) -> None:
+        self._legend = legend
         self._colours: dict[str, str] = {}
         self._console = console() if coloured(sys.stdout) else None
 
@@ -42,7 +43,7 @@ class ColouredText:
 
     def end(self) -> None:
         print(flush=True)
-        if self._console is not None:
+        if self._console is not None and self._legend:
             parts = [Text("proposed by: "), *(Text(f"{name}  ", style=c) for name, c in self._colours.items())]
             console(stderr=True).print(Text.assemble(*parts, "the target itself: plain"))
 

@@ -51,7 +51,7 @@ class Loop:
         if self.model.n_past(seq.slot) >= max(len(seq.tokens), 1):
             raise UsageError("a slot must lack at least the last token of its sequence", "truncate it first")
         if self.drafter is not None and seq.drafting:
-            self.drafter.begin(seq.slot, seq.tokens, seq.params)
+            self.drafter.begin(seq.slot, seq.tokens, seq.params, self.model.n_past(seq.slot))
 
     def end(self, seq: Sequence) -> None:
         if self.drafter is not None and seq.drafting:

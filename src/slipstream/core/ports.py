@@ -51,8 +51,11 @@ class Drafter(Protocol):
 
     name: str
 
-    def begin(self, slot: int, tokens: Sequence[int], params: SamplingParams) -> None:
-        """A sequence starts in `slot`; `tokens` is its prompt. Nothing of an earlier one may be left."""
+    def begin(self, slot: int, tokens: Sequence[int], params: SamplingParams, cached: int = 0) -> None:
+        """A sequence starts in `slot`; `tokens` is its prompt.
+
+        Of the slot's earlier sequence nothing may be left beyond its first `cached` tokens, which the target keeps too.
+        """
         ...
 
     def propose(self, slot: int, tokens: Sequence[int], want: Want) -> Draft:

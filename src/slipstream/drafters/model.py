@@ -26,6 +26,7 @@ class _Slot:
     sampler: Sampler
     seen: list[int] = field(default_factory=list)  # what the draft model's cache holds
     fed: int = 0  # committed tokens that the sampler's penalties know
+    synced: int = 0  # committed tokens that are known to stand in `seen`
 
 
 @dataclass(frozen=True)
@@ -50,9 +51,10 @@ class ModelDrafter:
         self.n_target = n_target or model.caps.n_vocab
         self._slots: dict[int, _Slot] = {}
 
-    def begin(self, slot: int, tokens: Sequence[int], params: SamplingParams) -> None:
+    def begin(self, slot: int, tokens: Sequence[int], params: SamplingParams, cached: int = 0) -> None:
         kept = self._slots[slot].seen if slot in self._slots else []
         self._slots[slot] = _Slot(Sampler(params, tokens), kept, len(tokens))
+        self._cut(slot, min(cached, len(kept)))
 
     def propose(self, slot: int, tokens: Sequence[int], want: Want) -> Draft:
         s = self._slots[slot]
@@ -60,7 +62,7 @@ class ModelDrafter:
             s.sampler.append(token)
         s.fed = len(tokens)
         depth = min(want.depth, want.nodes, self.model.caps.n_ctx - len(tokens))
-        if depth <= 0 or any(t >= self.model.caps.n_vocab for t in tokens[len(s.seen) :]):
+        if depth <= 0 or any(t >= self.model.caps.n_vocab for t in tokens[s.synced :]):
             return EMPTY_DRAFT
         row = self._catch_up(slot, s, tokens)
         levels: list[list[_Option]] = []
@@ -74,22 +76,24 @@ class ModelDrafter:
 
     def _catch_up(self, slot: int, s: _Slot, tokens: Sequence[int]) -> Array:
         """Bring the cache to the committed tokens; the row after the last one."""
-        same = 0
-        for same, (a, b) in enumerate(zip(s.seen, tokens, strict=False)):  # noqa: B007
-            if a != b:
-                break
-        else:
-            same = min(len(s.seen), len(tokens))
-        same = min(same, len(tokens) - 1)
-        if same < len(s.seen):
-            if self.model.caps.rollback != "free":
-                same = 0
-            self.model.truncate(slot, same)
-            del s.seen[same:]
+        same, most = s.synced, min(len(s.seen), len(tokens) - 1)
+        while same < most and s.seen[same] == tokens[same]:
+            same += 1
+        self._cut(slot, same)
         n_batch = self.model.caps.n_batch
         while len(tokens) - len(s.seen) > n_batch:
             self._forward(slot, s, tokens[len(s.seen) : len(s.seen) + n_batch])
-        return self._forward(slot, s, tokens[len(s.seen) :])
+        row = self._forward(slot, s, tokens[len(s.seen) :])
+        s.synced = len(tokens)
+        return row
+
+    def _cut(self, slot: int, n: int) -> None:
+        s = self._slots[slot]
+        if n < len(s.seen):
+            if self.model.caps.rollback != "free":
+                n = 0
+            self.model.truncate(slot, n)
+            del s.seen[n:]
 
     def _forward(self, slot: int, s: _Slot, new: Sequence[int]) -> Array:
         n = len(new)
@@ -126,14 +130,8 @@ class ModelDrafter:
         return None
 
     def end(self, slot: int) -> None:
-        """Nothing to forget: the next sequence's `begin` and `propose` keep only what it shares with this one."""
+        """Nothing to do: the next `begin` says how much of the cache may stay."""
         return None
-
-    def clear(self) -> None:
-        """Empty the cache, so that a measurement's next run reads its prompt again."""
-        for slot in self._slots:
-            self.model.truncate(slot, 0)
-        self._slots.clear()
 
 
 def _best(row: Array, width: int) -> list[_Option]:

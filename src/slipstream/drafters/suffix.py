@@ -95,7 +95,7 @@ class SuffixDrafter:
         self.min_match = min_match
         self._slots: dict[int, tuple[Automaton, int]] = {}
 
-    def begin(self, slot: int, tokens: Sequence[int], params: SamplingParams) -> None:
+    def begin(self, slot: int, tokens: Sequence[int], params: SamplingParams, cached: int = 0) -> None:
         self._slots[slot] = (Automaton(), 0)
         self._read(slot, tokens)
 
@@ -159,11 +159,11 @@ def _in_order(nodes: Sequence[_Node], origin: str) -> Draft:
     for i, (_, parent, _) in enumerate(nodes):
         kids[parent + 1].append(i)
     order: list[int] = []
-    stack = sorted(kids[0], key=lambda i: nodes[i][2])
+    stack = sorted(kids[0], key=lambda i: (nodes[i][2], -i))
     while stack:
         i = stack.pop()
         order.append(i)
-        stack += sorted(kids[i + 1], key=lambda j: nodes[j][2])
+        stack += sorted(kids[i + 1], key=lambda j: (nodes[j][2], -j))
     place = {-1: -1} | {old: new for new, old in enumerate(order)}
     return Draft(
         tuple(nodes[i][0] for i in order),

@@ -77,7 +77,7 @@ def _fetch_into_place(entry: Entry, path: Path, progress: Progress) -> None:
         cache.record_verified(path, entry.sha256)
         discard(unfinished)
         return
-    raise _all_failed(entry, failures, strict=False)
+    raise _all_failed(entry, failures)
 
 
 def _all_failed(entry: Entry, failures: list[FetchError | ChecksumError]) -> FetchError | ChecksumError:
