@@ -154,6 +154,12 @@ def test_the_audit_says_when_nothing_was_drafted() -> None:
     assert next(iter(audit.distribution(engine, "rejection", 20, 0.001, text="abcdefgh"))).passed is None
 
 
+def test_the_temperature_leaves_one_half_to_the_likeliest() -> None:
+    row = np.array([9.0, 1.0, 0.5, -2.0, -3.0], np.float32)
+    params = SamplingParams(temperature=audit.even_temperature(row))
+    assert Sampler(params).filtered(row).probs().max() == pytest.approx(0.5, abs=1e-3)
+
+
 def test_chi_square_pools_rare_tokens_and_has_the_stated_size() -> None:
     p = np.array([0.5, 0.3, 0.19] + [0.01 / 50] * 50)
     rng = np.random.default_rng(5)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -114,8 +115,7 @@ def test_demo(smollm2: Path) -> None:
     assert all(row["plain_tps"] > 0 and row["identical"] in (True, False) for row in found["rows"])
     assert all(row["mismatches"] == 0 for row in found["rows"])
     assert found["provenance"]["models"]["target"]["sha256"].startswith("b179c952")
-    for row in found["rows"]:
-        assert row["kind"] in done.stdout
+    assert all(row["kind"] in done.stdout for row in found["rows"])
 
 
 def test_bench_uses_good_lines_names_bad_ones_and_writes_its_file(smollm2: Path, tmp_path: Path) -> None:
@@ -139,10 +139,10 @@ def test_audit(smollm2: Path) -> None:
     done = slipstream("audit", "-m", MODEL, "--n", "1", "--max-tokens", "24", "--draws", "40", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
     found = last_json(done.stdout)
-    names = [check["name"] for check in found["checks"]]
-    assert names[0] == "greedy text" and {"rejection: first token", "block: first token"} <= set(names)
+    assert {"greedy text", "rejection: first token", "block: first token"} <= {c["name"] for c in found["checks"]}
     assert found["passed"] is True and found["false_alarm_rate"] == 0.001
-    assert all(check["passed"] is True for check in found["checks"][:2])
+    firsts = [c for c in found["checks"] if "second" not in c["name"]]
+    assert len(firsts) == 4 and all(c["passed"] is True and c["verified"] > 0 for c in firsts)
 
 
 def test_chat_keeps_its_cache_and_obeys_its_commands(smollm2: Path) -> None:
@@ -367,14 +367,9 @@ def in_terminal(**env: str) -> str:
     with subprocess.Popen(command, stdout=inside, stderr=inside, stdin=subprocess.DEVNULL, env=clean) as child:
         os.close(inside)
         seen = b""
-        while True:
-            try:
-                data = os.read(terminal, 4096)
-            except OSError:  # the other end is closed
-                break
-            if not data:
-                break
-            seen += data
+        with suppress(OSError):  # what Linux says when the other end is closed
+            while data := os.read(terminal, 4096):
+                seen += data
         assert child.wait() == 0
     os.close(terminal)
     return seen.decode()

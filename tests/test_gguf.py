@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf_writer import gguf_bytes, tiny_llama, write_gguf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from slipstream.models.memory import Settings, estimate
+from gguf_writer import gguf_bytes, tiny_llama, write_gguf
 from slipstream.errors import InputError, ModelFileError, SlipstreamError
 from slipstream.models.gguf import GGUFHeader, read_header
+from slipstream.models.memory import Settings, estimate
 from slipstream.text.vocab import from_gguf
 
 WHOLE = gguf_bytes(*tiny_llama())

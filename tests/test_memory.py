@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from gguf_writer import tiny_llama, write_gguf
 
-from slipstream.models.machine import available_memory
-from slipstream.models.memory import RAM, MemoryPlan, Settings, estimate, plan, require_fits
+from gguf_writer import tiny_llama, write_gguf
 from slipstream.errors import InputError, MemoryShortage, UnknownName
 from slipstream.models.gguf import GGUFHeader, read_header
+from slipstream.models.machine import available_memory
+from slipstream.models.memory import RAM, MemoryPlan, Settings, estimate, plan, require_fits
 
 AVX2, AMX, NONE = frozenset({"avx2"}), frozenset({"avx2", "amx_int8", "avx512_vnni"}), frozenset[str]()
 MIB = 2**20

@@ -205,3 +205,13 @@ def test_sampled_noise_belongs_to_the_step() -> None:
         first = d.propose(0, [5, 6, 7], Want(2, 2)).tokens
         again.append(d.propose(0, [1, 2, 3, first[0]], Want(1, 1)).tokens[0] == first[1])
     assert np.mean(again) < 0.4
+
+
+def test_a_model_that_another_drafter_has_used_starts_afresh() -> None:
+    for recurrent in (False, True):
+        first = drafter(recurrent=recurrent)
+        first.begin(0, [1, 2, 3, 4, 5], GREEDY)
+        first.propose(0, [1, 2, 3, 4, 5], Want(3, 3))
+        second = ModelDrafter(first.model)
+        second.begin(0, [1, 2, 3, 7], GREEDY)
+        assert list(second.propose(0, [1, 2, 3, 7], Want(3, 3)).tokens) == expected_chain([1, 2, 3, 7], 3, GREEDY, 4)

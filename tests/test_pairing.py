@@ -6,8 +6,8 @@ import time
 
 import numpy as np
 import pytest
-from gguf_writer import tiny_llama, write_gguf
 
+from gguf_writer import tiny_llama, write_gguf
 from slipstream.errors import ModelFileError, PairError
 from slipstream.models.gguf import read_header
 from slipstream.text.pairing import pair

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tiny_models import N_VOCAB, jamba, mamba
 
 from slipstream.core.policy import Fixed
 from slipstream.core.types import SamplingParams, Span
@@ -21,6 +20,7 @@ from slipstream.errors import RollbackError
 from slipstream.models.gguf import read_header
 from slipstream.models.llamacpp.model import LlamaModel, LlamaOptions
 from slipstream.models.toy import ToyTokenizer
+from tiny_models import N_VOCAB, jamba, mamba
 
 BOUND = 0.01
 TOKENS = [5, 9, 30, 7, 7, 12, 41, 3, 22, 18]

@@ -49,16 +49,16 @@ KEY = st.tuples(st.integers(0, MASK), st.integers(0, 3), st.integers(0, 10**6), 
 @given(KEY, st.lists(st.integers(0, 300_000), min_size=1, max_size=20))
 def test_noise_is_a_pure_function_of_its_key(key: tuple[int, int, int, int], index: list[int]) -> None:
     seed, stream, position, root = key
-    got = noise.uniform(seed, stream, position, np.array(index), root)
+    got = noise.uniforms(seed, stream, position, np.array(index), root)
     assert list(got) == [slow_uniform(seed, stream, position, i, root) for i in index]
-    assert (got == noise.uniform(seed, stream, position, np.array(index), root)).all()
-    assert noise.uniform(seed, stream, position, index[0], root)[0] == got[0]
+    assert (got == noise.uniforms(seed, stream, position, np.array(index), root)).all()
+    assert noise.uniform(seed, stream, position, index[0], root) == got[0]
     assert (got > 0).all() and (got < 1).all()
     assert np.allclose(noise.gumbel(seed, stream, position, np.array(index), root), -np.log(-np.log(got)))
 
 
 def u(n: int, seed: int = 1, stream: int = 0, position: int = 0, root: int = 0) -> np.ndarray:  # type: ignore[type-arg]
-    return noise.uniform(seed, stream, position, np.arange(n), root)
+    return noise.uniforms(seed, stream, position, np.arange(n), root)
 
 
 @pytest.mark.parametrize("over", ["index", "position", "seed", "root"])

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
 from gguf_writer import gguf_bytes
 
 N_VOCAB, N_EMBD, N_FF, D_CONV, D_STATE, DT_RANK = 64, 32, 64, 4, 8, 4

@@ -150,6 +150,14 @@ class Engine:
             self._release(generation)
         return chunk
 
+    def reset(self) -> None:
+        """Empty every free slot: the next request finds nothing of an earlier one."""
+        self._check_thread()
+        for slot in range(self.model.caps.n_slots):
+            if slot not in self._active:
+                self.model.truncate(slot, 0)
+                self._cached[slot] = []
+
     def close(self) -> None:
         """Free the models; safe to call twice."""
         self._active.clear()

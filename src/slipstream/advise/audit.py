@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from slipstream.advise.compare import next_row
 from slipstream.advise.measure import Work, pair, run, sample
 from slipstream.core.sampling import Probs, Sampler
-from slipstream.core.types import SamplingParams
+from slipstream.core.types import Array, SamplingParams
 from slipstream.engine import Engine
 from slipstream.generation import Chunk, Request
 
@@ -25,10 +25,7 @@ FALSE_ALARM = 0.001  # of all chi-square tests of one audit together
 LEAST_EXPECTED = 5.0
 TEMPERATURE = 0.8
 # Phrases that come again, so that drafters which copy from the prompt have something to say.
-FIXED_PROMPT = (
-    "The red boat is in the harbour. The blue boat is in the harbour. The green boat is on the lake. "
-    "The red boat is in the harbour. The blue boat is in the"
-)
+FIXED_PROMPT = "One red cup, one blue cup, one red cup, one blue cup, one red"
 
 
 @dataclass(frozen=True)
@@ -84,8 +81,8 @@ def distribution(
     """Chi-square tests of the first and the second drafted position, each at `level`. The prompt stays in the cache
     but for its last token, so that its first new token is drafted already."""
     prompt = engine.tokenizer.encode(text)
-    params = SamplingParams(temperature=1.0)
-    draws, verified = _draws(engine, verify, prompt, n, stopped)
+    params = SamplingParams(temperature=even_temperature(next_row(engine, prompt)))
+    draws, verified = _draws(engine, verify, prompt, params, n, stopped)
     if not verified or len(draws) < n:
         yield Check(f"{verify}: distribution", None, "stopped" if len(draws) < n else "the drafter proposed nothing")
         return
@@ -98,15 +95,15 @@ def distribution(
 
 
 def _draws(
-    engine: Engine, verify: str, prompt: Sequence[int], n: int, stopped: Callable[[], bool]
+    engine: Engine, verify: str, prompt: Sequence[int], params: SamplingParams, n: int, stopped: Callable[[], bool]
 ) -> tuple[list[tuple[int, ...]], int]:
     """The first two tokens for `n` seeds, and how many drafted tokens were verified in the steps that began them."""
     draws, verified = [], 0
     for seed in range(-1, n):  # the first one fills the cache
         request = Request(
             prompt,
-            max_tokens=max(3, engine.policy.most.depth + 1),
-            sampling=SamplingParams(temperature=1.0, seed=max(seed, 0)),
+            max_tokens=3,  # two can be drafted
+            sampling=replace(params, seed=max(seed, 0)),
             verify=verify,
             reuse_cache=True,
             ignore_end=True,
@@ -120,6 +117,16 @@ def _draws(
             first = chunks[0].record
             verified += first.verified if first else 0
     return draws, verified
+
+
+def even_temperature(row: Array) -> float:
+    """The temperature at which the likeliest token has one half of the probability: a test needs both outcomes."""
+    low, high = 0.05, 20.0
+    for _ in range(30):
+        middle = (low * high) ** 0.5
+        peaked = Sampler(SamplingParams(temperature=middle)).filtered(row).probs().max() > 0.5
+        low, high = (middle, high) if peaked else (low, middle)
+    return low
 
 
 def probabilities(engine: Engine, prompt: Sequence[int], output: Sequence[int], params: SamplingParams) -> Probs:

@@ -59,14 +59,14 @@ def compare(
 def next_row(engine: Engine, prompt: Sequence[int], output: Sequence[int] = ()) -> Array:
     """The target's logits after prompt and output, shape (n_vocab,), evaluated in the pieces of plain decoding."""
     model, n_batch = engine.model, engine.model.caps.n_batch
-    model.truncate(0, 0)
+    engine.reset()
     row = np.empty(0, np.float32)
     pieces = [prompt[i : i + n_batch] for i in range(0, len(prompt), n_batch)] + [[token] for token in output]
     for piece in pieces:
         n = len(piece)
         row = model.forward([Span(0, piece, range(-1, n - 1), (n - 1,))])[0][0].copy()
         model.keep(0, range(n))
-    engine.generate(list(prompt), max_tokens=0)  # tells the engine that the slot holds nothing of its own
+    engine.reset()
     return row
 
 

@@ -25,8 +25,8 @@ def command(
     engine: EngineOptions = ...,  # type: ignore[assignment]
     prompts: Annotated[Path | None, typer.Option("--prompts", help="JSON Lines, as for bench.")] = None,
     n: Annotated[int, typer.Option("--n", metavar="N", help="Most prompts to compare.")] = 10,
-    max_tokens: MaxTokens = 64,
-    draws: Annotated[int, typer.Option("--draws", metavar="N", help="Seeds for each chi-square test; 0: none.")] = 300,
+    max_tokens: MaxTokens = 48,
+    draws: Annotated[int, typer.Option("--draws", metavar="N", help="Seeds for each chi-square test; 0: none.")] = 200,
     as_json: Json = False,
 ) -> int:
     """Check that drafting changes nothing but time. Exit code 1 when a check fails.

@@ -58,7 +58,7 @@ def rejection(draft: Draft, rows: Array, sampler: Sampler, position: int) -> Ver
         for rank, child in enumerate(kids[node + 1]):
             token, q = draft.tokens[child], draft.q[child]
             q_token = 1.0 if q is None else float(q[token])
-            if noise.uniform(seed, noise.ACCEPT, here, rank, position)[0] * q_token < p[token]:
+            if noise.uniform(seed, noise.ACCEPT, here, rank, position) * q_token < p[token]:
                 chosen = child
                 break
             p = _residual(p, token, q)
@@ -93,7 +93,7 @@ def block(draft: Draft, rows: Array, sampler: Sampler, position: int) -> Verdict
             after = _excess(weight, p, draft, i)
             mass = float(after.sum())
             accept = mass / (mass + (1 - weight)) if mass > 0 else 0.0
-        if noise.uniform(seed, noise.ACCEPT, position + i - 1, 0, position)[0] < accept:
+        if noise.uniform(seed, noise.ACCEPT, position + i - 1, 0, position) < accept:
             best, rest = i, after
     if not rest.any():  # the target and the draft agree to the last bit: only rounding can lead here
         rest = sampler.filtered(rows[best], draft.tokens[:best]).dense(rows.shape[1])

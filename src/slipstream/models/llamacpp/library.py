@@ -25,7 +25,6 @@ _keep_alive: list[Any] = []
 @functools.cache
 def lib() -> Any:
     """The `llama_cpp.llama_cpp` module, with its log going to memory. Raises BuildError when it cannot be loaded."""
-    be_patient()
     try:
         import llama_cpp.llama_cpp as low
     except Exception as e:  # a broken shared library raises OSError, RuntimeError or others
@@ -41,16 +40,19 @@ def lib() -> Any:
     return low
 
 
-def be_patient() -> None:
+def _be_patient() -> None:
     """Let OpenMP threads that wait for one another sleep soon, so that they do not spin in each other's way.
 
-    GCC's OpenMP spins for about a millisecond at each of a forward's hundreds of barriers. When another process wants a
-    core, the spinning thread holds up the very thread that it waits for: on two cores with one busy neighbour a forward of
-    SmolLM2 took 2,960 ms, with this bound 34 ms, and nothing is lost on a quiet machine (docs/build.md). It must be
-    set before the library is loaded; a user's own setting is left alone.
+    GCC's OpenMP spins for about a millisecond at each of a forward's hundreds of barriers. When another process wants
+    a core, the spinning thread holds up the very thread that it waits for: on two busy cores a forward of SmolLM2 took
+    2,960 ms, with this bound 34 ms, and nothing is lost on a quiet machine (docs/build.md). It must be set before the
+    library is loaded; a user's own setting is left alone.
     """
     if not {"OMP_WAIT_POLICY", "GOMP_SPINCOUNT"} & set(os.environ):
         os.environ["GOMP_SPINCOUNT"] = "1000"
+
+
+_be_patient()
 
 
 def last_error() -> str:
