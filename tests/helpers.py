@@ -66,7 +66,7 @@ class Base:
             sampler = Sampler(self.params[slot], out[: self.n_prompt[slot]])
             for token in out[self.n_prompt[slot] :]:
                 sampler.append(token)
-            out.append(sampler.pick(table(out), len(out)).token)
+            out.append(sampler.pick(table(out), len(out)))
         return out[len(tokens) :]
 
 
@@ -173,13 +173,12 @@ def toy_engine(
     recurrent: bool = False,
     policy: Policy | None = None,
     verify: str = "exact",
-    tie_guard: float = 0.0,
 ) -> Engine:
     model = ToyModel(table, n_vocab, n_ctx, n_slots, recurrent, n_batch=n_batch)
     if isinstance(drafter, str):
         drafter = make_drafter(drafter, table, n_vocab, n_ctx, n_slots)
     tokenizer = ToyTokenizer(pieces or LETTERS[:n_vocab], ends)
-    return Engine(model, tokenizer, drafter, policy or Fixed(k, width), verify, tie_guard)
+    return Engine(model, tokenizer, drafter, policy or Fixed(k, width), verify)
 
 
 def outcome(r: Result) -> tuple[object, ...]:

@@ -193,8 +193,6 @@ def test_t15_an_unknown_option_is_named_with_its_neighbour() -> None:
     with pytest.raises(UnknownName, match="exakt") as caught:
         toy_engine(markov_table(N), N, verify="exakt")
     assert "exact" in caught.value.hint
-    with pytest.raises(InputError, match="tie guard"):
-        toy_engine(markov_table(N), N, tie_guard=-1.0)
 
 
 def test_t15_a_draft_model_with_k_0_is_warned_about(caplog: pytest.LogCaptureFixture) -> None:

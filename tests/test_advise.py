@@ -11,7 +11,7 @@ import pytest
 
 from helpers import Always, markov_table, toy_engine
 from slipstream.advise import audit, measure
-from slipstream.advise.compare import TIE_BOUND, compare, first_difference, gap_after
+from slipstream.advise.compare import TIE_BOUND, compare, first_difference
 from slipstream.advise.workload import load
 from slipstream.core import verify
 from slipstream.core.sampling import Sampler
@@ -28,7 +28,7 @@ TEXT = "abcabcab"
 def gullible(draft: Draft, rows: Array, sampler: Sampler, position: int) -> Verdict:
     """A broken verifier: believes every drafted token."""
     n = len(draft)
-    return Verdict(tuple(range(n)), sampler.pick(rows[n], position + n, draft.tokens).token)
+    return Verdict(tuple(range(n)), sampler.pick(rows[n], position + n, draft.tokens))
 
 
 def test_where_two_texts_part() -> None:
@@ -53,9 +53,18 @@ def test_the_gap_is_that_of_the_choice_itself_with_penalties_and_noise() -> None
     sampler = Sampler(params, [1, 2])
     for token in output[:5]:
         sampler.append(token)
-    pick = sampler.pick(TABLE([1, 2, *output[:5]]), 7, gap=True)
-    assert pick.token == output[5]
-    assert gap_after(engine, [1, 2], output[:5], params) == pytest.approx(pick.gap, rel=1e-5)
+    row = TABLE([1, 2, *output[:5]])
+    assert sampler.behind(row, 7, output[5]) == 0
+    for other in set(range(8)) - {output[5]}:
+        found = compare(engine, [1, 2], params, output, (*output[:5], other))
+        assert found.gap == pytest.approx(sampler.behind(row, 7, other), rel=1e-5)
+        assert (found.verdict == "near tie") == (found.gap < TIE_BOUND)
+
+
+def test_a_token_that_nobody_would_say_is_no_near_tie_however_close_the_best_two_are() -> None:
+    engine = toy_engine(constant([1.0, 1.01, -5.0, -5.0]), 4)
+    assert compare(engine, [2, 3], SamplingParams(), [1, 1, 1], [1, 0, 1]).verdict == "near tie"
+    assert compare(engine, [2, 3], SamplingParams(), [1, 1, 1], [1, 3, 1]).verdict == "mismatch"
 
 
 def result(tokens: int, seconds: float, verified: int = 0, accepted: int = 0) -> Result:

@@ -253,7 +253,7 @@ def test_bad_files(smollm2: Path, tmp_path: Path, kind: str) -> None:
 def wrong_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A catalogue whose one source delivers other bytes, and a cached file that was tampered with."""
 
-    def download(repo: str, file: str, local_dir: Path, local_files_only: bool) -> str:
+    def download(repo: str, file: str, local_dir: Path) -> str:
         local_dir.mkdir(parents=True, exist_ok=True)
         (local_dir / file).write_bytes(b"x" * len(WHOLE))
         return str(local_dir / file)

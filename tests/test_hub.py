@@ -151,7 +151,7 @@ def test_a_damaged_wheel_is_a_fetch_error(wheels: Path) -> None:
 def fake_hub(monkeypatch: pytest.MonkeyPatch, data: bytes | Exception) -> Counter[str]:
     calls: Counter[str] = Counter()
 
-    def download(repo: str, file: str, local_dir: Path | None, local_files_only: bool) -> str:
+    def download(repo: str, file: str, local_dir: Path) -> str:
         calls[f"{repo}/{file}"] += 1
         if isinstance(data, Exception):
             raise data
@@ -279,20 +279,44 @@ def test_local_files_are_taken_as_they_are(tmp_path: Path, monkeypatch: pytest.M
         resolve(str(tmp_path))
 
 
-def test_hub_references(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, str, bool]] = []
+def test_hub_references(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, str]] = []
+    data, facts = b"weights", SimpleNamespace(size=7, etag=hashlib.sha256(b"weights").hexdigest())
 
-    def download(repo: str, file: str, local_dir: Path | None, local_files_only: bool) -> str:
-        asked.append((repo, file, local_files_only))
-        return str(tmp_path / "got.gguf")
+    def download(repo: str, file: str, local_dir: Path) -> str:
+        asked.append((repo, file))
+        (local_dir / file).parent.mkdir(parents=True, exist_ok=True)
+        (local_dir / file).write_bytes(data)
+        return str(local_dir / file)
 
     monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
-    assert resolve("hf:owner/repo/sub/file.gguf", fetch=False) == tmp_path / "got.gguf"
-    assert asked == [("owner/repo", "sub/file.gguf", True)]
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", lambda url: facts)
+    ref = "hf:owner/repo/sub/file.gguf"
+    with pytest.raises(InputError, match="not been fetched"):
+        resolve(ref, fetch=False)
+    path = resolve(ref)
+    assert path.is_relative_to(home) and path.read_bytes() == data
+    assert resolve(ref) == resolve(ref, fetch=False) == path
+    assert asked == [("owner/repo", "sub/file.gguf")], "once is enough"
+    facts.etag = "0" * 64
+    path.write_bytes(b"damaged")
+    with pytest.raises(ChecksumError, match="sha256"):
+        resolve(ref)
+    assert not path.exists()
+    facts.size = 1 << 60
+    with pytest.raises(DiskShortage):
+        resolve(ref)
+
+
+def test_hub_errors_are_for_people(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for ref in ("hf:", "hf:owner/repo", "hf:owner//file.gguf"):
         with pytest.raises(InputError, match="not a file on the hub"):
             resolve(ref)
-    fake_hub(monkeypatch, OSError("401 gated"))
+
+    def refuse(url: str) -> None:
+        raise OSError("401 gated")
+
+    monkeypatch.setattr(huggingface_hub, "get_hf_file_metadata", refuse)
     with pytest.raises(FetchError, match="401 gated") as caught:
         resolve("hf:owner/repo/file.gguf")
     assert caught.value.hint

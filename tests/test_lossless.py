@@ -8,13 +8,11 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import numpy as np
 import pytest
 
-from helpers import PROMPT, Wrong, cached, make_drafter, markov_table, outcome, toy_engine
-from slipstream.core.types import Array, SamplingParams, Span
+from helpers import PROMPT, Wrong, cached, markov_table, outcome, toy_engine
+from slipstream.core.types import SamplingParams
 from slipstream.drafters.model import ModelDrafter
-from slipstream.engine import Engine
 from slipstream.generation import Result
 from slipstream.models.toy import Table, ToyModel, scripted
 
@@ -185,38 +183,3 @@ def test_a_second_request_finds_nothing_of_the_first() -> None:
             engine.generate([4, 5, 6, 7, 8, 4, 5], max_tokens=60, sampling=params(0.8, 3))
             again = engine.generate(PROMPT, max_tokens=48, logprobs=2, sampling=params(0.8), reuse_cache=reuse)
             assert outcome(again)[:3] == outcome(plain("markov", "cap", 0.8))[:3]
-
-
-class Rounding(ToyModel):
-    """Logits of a forward of several tokens are off by up to `noise`, as float arithmetic in batches is."""
-
-    noise = 0.06
-
-    def forward(self, spans: list[Span]) -> list[Array]:  # type: ignore[override]
-        rows = super().forward(spans)
-        if self.forwards[-1] == 1:
-            return rows
-        key = [self.forwards[-1], *self.past(0)[-3:]]
-        rng = np.random.default_rng(key)
-        return [r + rng.uniform(-self.noise, self.noise, r.shape).astype(np.float32) for r in rows]
-
-
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-@pytest.mark.parametrize("kind", ["self", "random", "suffix", "right"])
-def test_the_tie_guard_keeps_the_text_when_batches_round_differently(kind: str, temperature: float) -> None:
-    flat = markov_table(N, order=2, seed=1, spread=0.3)  # many near-ties
-
-    def run(drafter: str, guard: float) -> Result:
-        engine = Engine(
-            Rounding(flat, N), toy_engine(flat, N).tokenizer, make_drafter(drafter, flat, N), None, tie_guard=guard
-        )
-        return engine.generate([1], max_tokens=250, sampling=params(temperature), logprobs=1)
-
-    expected = run("none", 0.0)
-    guarded = run(kind, 4 * Rounding.noise)
-    assert (guarded.ids, guarded.text, guarded.usage) == (expected.ids, expected.text, expected.usage)
-    assert guarded.stats.guarded > 0
-    assert len(guarded.tokens) == guarded.stats.emitted == 250
-    if kind == "self":
-        assert run(kind, 0.0).ids != expected.ids, "the noise is too small for this test to mean anything"
-        assert guarded.stats.accepted > 20

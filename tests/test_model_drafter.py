@@ -31,7 +31,7 @@ def expected_chain(tokens: Sequence[int], depth: int, params: SamplingParams, n_
         sampler = Sampler(params, out[:n_prompt])
         for token in out[n_prompt:]:
             sampler.append(token)
-        out.append(sampler.pick(TABLE(out), len(out)).token)
+        out.append(sampler.pick(TABLE(out), len(out)))
     return out[len(tokens) :]
 
 

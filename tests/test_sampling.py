@@ -178,7 +178,7 @@ def test_all_settings_together_equal_their_definitions(logits: Array, p: Samplin
     for token in output:
         fresh.append(token)
     assert (again.ids == fresh.filtered(logits).ids).all() and (again.scores == fresh.filtered(logits).scores).all()
-    token = sampler.pick(logits, 3, path).token
+    token = sampler.pick(logits, 3, path)
     assert token in expected
 
 
@@ -206,7 +206,7 @@ def test_ties_at_a_border_are_settled_by_the_lower_id() -> None:
     warm = {"temperature": 1.0}
     assert Sampler(SamplingParams(top_k=3, **warm)).filtered(x).ids.tolist() == [0, 1, 3]  # type: ignore[arg-type]
     assert Sampler(SamplingParams(top_p=0.7, **warm)).filtered(x).ids.tolist() == [0, 1, 3]  # type: ignore[arg-type]
-    assert Sampler(SamplingParams()).pick(x, 0).token == 1
+    assert Sampler(SamplingParams()).pick(x, 0) == 1
 
 
 @pytest.mark.parametrize("top_p", [0.001, 0.5, 0.9, 0.999])
@@ -223,37 +223,34 @@ def test_top_p_takes_the_smallest_set_that_reaches_it(top_p: float) -> None:
         assert kept[0] >= np.delete(p, f.ids).max(initial=0)
 
 
-def test_greedy_takes_the_largest_and_knows_the_gap() -> None:
-    sampler = Sampler(SamplingParams())
-    pick = sampler.pick(row(0.5, 3.0, 2.75, -1), 7, gap=True)
-    assert (pick.token, pick.gap) == (1, 0.25)
-    assert math.isnan(sampler.pick(row(1, 2), 0).gap)
-    assert sampler.pick(row(1.0), 0, gap=True).gap == math.inf
-    assert {sampler.pick(row(0.5, 3.0, 2.75, -1), i).token for i in range(20)} == {1}
+def test_greedy_takes_the_largest_and_knows_how_far_the_others_are() -> None:
+    sampler, x = Sampler(SamplingParams()), row(0.5, 3.0, 2.75, -1)
+    assert {sampler.pick(x, i) for i in range(20)} == {1}
+    assert [sampler.behind(x, 7, t) for t in range(4)] == [2.5, 0.0, 0.25, 4.0]
 
 
-def test_the_gap_when_sampling_is_in_logits() -> None:
-    """A change of the logits by less than half the gap never changes the choice."""
+def test_how_far_a_token_is_behind_when_sampling_is_in_logits() -> None:
+    """Lifting its logit by a little less changes nothing, by a little more makes it the choice."""
     rng, p = np.random.default_rng(0), SamplingParams(temperature=0.5, seed=3)
     for position in range(300):
         x = rng.standard_normal(8).astype(np.float32)
-        pick = Sampler(p).pick(x, position, gap=True)
-        near = x.copy()
-        near -= np.float32(pick.gap * 0.49)
-        near[pick.token] = x[pick.token]
-        shifted = x + np.where(np.arange(8) == pick.token, -1, 1) * np.float32(pick.gap * 0.49)
-        assert Sampler(p).pick(shifted.astype(np.float32), position).token == pick.token
-        over = x + np.where(np.arange(8) == pick.token, -1, 1) * np.float32(pick.gap * 0.51)
-        assert Sampler(p).pick(over.astype(np.float32), position).token != pick.token
+        best, other = Sampler(p).pick(x, position), int(rng.integers(8))
+        if best == other:
+            continue
+        behind = Sampler(p).behind(x, position, other)
+        for lift, expected in ((0.99, best), (1.01, other)):
+            lifted = x.copy()
+            lifted[other] += np.float32(behind * lift)
+            assert Sampler(p).pick(lifted, position) == expected
 
 
 def test_pick_draws_from_the_filtered_distribution() -> None:
     x, p = row(2, 1, 0.5, 0, -1), SamplingParams(temperature=0.8, min_p=0.1, seed=4)
-    counts = np.bincount([Sampler(p).pick(x, i).token for i in range(6000)], minlength=5)
+    counts = np.bincount([Sampler(p).pick(x, i) for i in range(6000)], minlength=5)
     expected = Sampler(p).filtered(x).dense(5)
     assert counts[expected == 0].sum() == 0
     assert chisquare(counts[expected > 0], 6000 * expected[expected > 0]).pvalue > ALPHA
-    by_seed = [Sampler(SamplingParams(temperature=0.8, min_p=0.1, seed=s)).pick(x, 3).token for s in range(6000)]
+    by_seed = [Sampler(SamplingParams(temperature=0.8, min_p=0.1, seed=s)).pick(x, 3) for s in range(6000)]
     assert chisquare(np.bincount(by_seed, minlength=5)[expected > 0], 6000 * expected[expected > 0]).pvalue > ALPHA
 
 
@@ -261,8 +258,8 @@ def test_the_choice_does_not_depend_on_tokens_that_were_filtered_away() -> None:
     """Noise belongs to a token id: a filter must not shift it to another."""
     x = row(-1, 2, 0, 1, 0.5)
     for i in range(200):
-        free = Sampler(SamplingParams(temperature=1.0, seed=1)).pick(x, i).token
-        filtered = Sampler(SamplingParams(temperature=1.0, seed=1, top_k=3)).pick(x, i).token
+        free = Sampler(SamplingParams(temperature=1.0, seed=1)).pick(x, i)
+        filtered = Sampler(SamplingParams(temperature=1.0, seed=1, top_k=3)).pick(x, i)
         assert filtered == free or free in (0, 2)
 
 

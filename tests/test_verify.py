@@ -297,11 +297,11 @@ def test_exact_accepts_what_plain_decoding_would_say_and_stops_there() -> None:
     params = SamplingParams(temperature=1.0, seed=6)
     sampler = Sampler(params)
     for position in range(200):
-        right = sampler.pick(FIRST, position).token
-        after = sampler.pick(NEXT[right], position + 1).token
+        right = sampler.pick(FIRST, position)
+        after = sampler.pick(NEXT[right], position + 1)
         rows = np.stack([FIRST, NEXT[(right + 1) % N], NEXT[right], NEXT[after]])
         draft = Draft(((right + 1) % N, right, after), (-1, -1, 1))
-        assert exact(draft, rows, sampler, position) == Verdict((1, 2), sampler.pick(NEXT[after], position + 2).token)
+        assert exact(draft, rows, sampler, position) == Verdict((1, 2), sampler.pick(NEXT[after], position + 2))
         wrong = Draft(((right + 1) % N, right, (after + 1) % N), (-1, -1, 1))
         assert exact(wrong, rows, sampler, position) == Verdict((1,), after)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from slipstream.core.loop import Loop
@@ -35,25 +37,22 @@ class Engine:
         drafter: Drafter | None = None,
         policy: Policy | None = None,
         verify: str = "exact",
-        tie_guard: float = 0.0,
         name: str = "target",
         owned: Sequence[Model] = (),
     ) -> None:
         self.model, self.tokenizer, self.drafter, self.verify, self.name = model, tokenizer, drafter, verify, name
         self.policy = policy or Fixed(4)
         self._owned = [model, *owned]
+        self._closed = False
         self._thread = threading.get_ident()
-        verifier(verify)
-        if tie_guard < 0:
-            raise InputError(f"the tie guard's bound is {tie_guard}", "it is a gap in logits: 0 (off) or more")
+        verifier(verify, self.policy.most.width)
         if drafter is not None and model.caps.rollback == "none":
             raise CapabilityError(
                 f"{name} cannot take back rejected tokens, so nothing can be drafted for it", "use --draft none"
             )
-        self._loop = Loop(model, drafter, self.policy, time.perf_counter, tie_guard)
+        self._loop = Loop(model, drafter, self.policy, time.perf_counter)
         self._active: dict[int, Generation] = {}
         self._cached: list[list[int]] = [[] for _ in range(model.caps.n_slots)]
-        self._check_chain_verifier(verify)
 
     @classmethod
     def open(
@@ -74,16 +73,23 @@ class Engine:
     def generate(self, prompt: str | Sequence[int] | None = None, **request: Any) -> Result:
         """Run one request to its end. Keywords are the fields of Request."""
         generation = self.submit(Request(prompt, **request))
-        while not generation.done:
-            self.step()
+        for _ in self._run(generation):
+            pass
         return generation.result()
 
     def stream(self, prompt: str | Sequence[int] | None = None, **request: Any) -> Iterator[Chunk]:
         """The same, a chunk at a time; closing the iterator cancels the request."""
-        generation = self.submit(Request(prompt, **request))
+        yield from self._run(self.submit(Request(prompt, **request)))
+
+    def _run(self, generation: Generation) -> Iterator[Chunk]:
+        """Chunks of one request, those included that came from steps which others asked for."""
+        generation.backlog = backlog = deque[Chunk]()
         try:
-            while not generation.done:
-                yield self.step().get(generation, Chunk((), (), None))  # none: others filled the batch
+            while backlog or not generation.done:
+                if backlog:
+                    yield backlog.popleft()
+                else:
+                    self.step()
         finally:
             if not generation.done:
                 self.cancel(generation)
@@ -105,8 +111,8 @@ class Engine:
         if not prompt:
             raise InputError("the prompt is empty", "give at least one character")
         verify = request.verify or self.verify
-        self._check_chain_verifier(verify)
-        slot = self._free_slot(prompt)
+        how = verifier(verify, self.policy.most.width)
+        slot = self._free_slot(prompt if request.reuse_cache else ())
         cached = self._prepare(slot, prompt, request.reuse_cache)
         seq = TokenSequence(
             slot,
@@ -114,7 +120,7 @@ class Engine:
             request.sampling,
             n_ctx if request.max_tokens is None else min(n_ctx, len(prompt) + request.max_tokens),
             frozenset() if request.ignore_end else self.tokenizer.ends,
-            verifier(verify),
+            how,
             request.speculative and self.drafter is not None,
             request.logprobs,
         )
@@ -130,17 +136,16 @@ class Engine:
         if not self._active:
             raise UsageError("no request is running", "submit one first")
         try:
-            emissions = self._loop.step([g.sequence for g in self._active.values()])
+            chunks = {}
+            for emission in self._loop.step([g.sequence for g in self._active.values()]):
+                generation = self._active[emission.sequence.slot]
+                chunks[generation] = generation.take(emission)
+                if generation.done:
+                    self._release(generation)
+            return chunks
         except BaseException:
             self._abandon()
             raise
-        chunks = {}
-        for emission in emissions:
-            generation = self._active[emission.sequence.slot]
-            chunks[generation] = generation.take(emission)
-            if generation.done:
-                self._release(generation)
-        return chunks
 
     def cancel(self, generation: Generation) -> Chunk:
         """End a request here; its slot is free at once."""
@@ -159,7 +164,8 @@ class Engine:
                 self._cached[slot] = []
 
     def close(self) -> None:
-        """Free the models; safe to call twice."""
+        """Free the models; safe to call twice. Whatever is asked of the engine afterwards is refused."""
+        self._closed = True
         self._active.clear()
         for model in self._owned:
             model.close()
@@ -200,16 +206,15 @@ class Engine:
             notes.append(f"lossy: {verify} lets plausible tokens through, so this is not the target's own text")
         return notes
 
-    def _check_chain_verifier(self, verify: str) -> None:
-        if verify == "block" and self.policy.most.width > 1:
-            raise InputError("block verification takes chains, not trees", "use --width 1, or --verify rejection")
-
     def _check_thread(self) -> None:
+        if self._closed:
+            raise UsageError("the engine is closed", "open it again, or work inside its `with` block")
         if threading.get_ident() != self._thread:
             raise UsageError("an Engine belongs to the thread that opened it", "use slipstream.AsyncEngine")
 
     def encode_chat(self, messages: Sequence[Any]) -> list[int]:
         """Tokens of a conversation through the model's own template."""
+        self._check_thread()
         t = self.tokenizer
         return t.encode(render(messages, t.chat_template, t.bos, t.eos), special=True)
 
@@ -229,7 +234,8 @@ class Engine:
         free = [i for i in range(self.model.caps.n_slots) if i not in self._active]
         if not free:
             raise UsageError(f"all {self.model.caps.n_slots} slots are busy", "open the engine with more n_slots")
-        return max(free, key=lambda i: _common(self._cached[i], prompt))
+        # The most to reuse; failing that, the least to lose.
+        return max(free, key=lambda i: (_common(self._cached[i], prompt), -len(self._cached[i])))
 
     def _prepare(self, slot: int, prompt: Sequence[int], reuse: bool) -> int:
         """Cut the slot to what it shares with the prompt; how many tokens that is."""
@@ -255,7 +261,8 @@ class Engine:
         """A step failed half way: no slot can be trusted, so all are emptied and every request ends."""
         for generation in list(self._active.values()):
             generation.cancel()
-            self._loop.end(generation.sequence)
+            with suppress(Exception):  # a drafter may be what failed
+                self._loop.end(generation.sequence)
             self.model.truncate(generation.sequence.slot, 0)
             self._cached[generation.sequence.slot] = []
         self._active.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
@@ -105,6 +106,7 @@ class Generation:
         self.tokens: list[Token] = []
         self.segments: list[Segment] = []
         self.stats = Stats()
+        self.backlog: deque[Chunk] | None = None  # for a reader that does not make every step itself
 
     @property
     def done(self) -> bool:
@@ -140,6 +142,8 @@ class Generation:
         self.segments += chunk.segments
         if chunk.record is not None:
             self.stats.add(chunk.record)
+        if self.backlog is not None:
+            self.backlog.append(chunk)
         return chunk
 
     def result(self) -> Result:

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 from slipstream import drafters
 from slipstream.core.policy import Fixed, Off
 from slipstream.core.ports import Drafter, Policy
+from slipstream.core.verify import verifier
 from slipstream.drafters.model import ModelDrafter
-from slipstream.errors import ContextError, InputError, UnknownName
+from slipstream.errors import CapabilityError, ContextError, InputError, UnknownName
 from slipstream.hub import cache_dir, resolve
 from slipstream.hub.fetch import Progress
-from slipstream.models import memory
+from slipstream.models import layout, memory
 from slipstream.models.gguf import GGUFHeader, read_header
 from slipstream.text import pairing, vocab
 
@@ -35,7 +36,6 @@ class OpenOptions:
     width: int = 1  # children of a node; above 1 the draft is a tree
     policy: Policy | None = None  # instead of k and width
     verify: str = "exact"
-    tie_guard: float = 0.0  # a gap in logits; 0: off
     n_ctx: int = 0
     n_slots: int = 1
     threads: int = 0
@@ -83,6 +83,12 @@ class Files:
         if draft_kind(draft) != "model":
             return cls(head, None, None)
         small = _header(str(draft), progress, also=drafters.names())
+        if small.is_recurrent or small.is_hybrid:
+            raise CapabilityError(
+                f"{small.path.name} is a {'recurrent' if small.is_recurrent else 'hybrid'} model: as a draft model it "
+                "would have to read the whole text again after every rejected guess",
+                "use a draft model with attention only, or --draft suffix",
+            )
         return cls(head, small, pairing.pair(vocab.from_gguf(head), vocab.from_gguf(small)))
 
 
@@ -103,12 +109,14 @@ def open_engine(
     settings: Mapping[str, Any],
 ) -> Engine:
     """See Engine.open."""
-    o = replace(options, **settings) if options else OpenOptions.of(settings)
+    checked = OpenOptions.of(settings)
+    o = replace(options, **settings) if options else checked
     kind = draft_kind(draft)
     name = {None: None, "model": "model"}.get(
         kind, draft if isinstance(draft, str) else getattr(draft, "name", "draft")
     )
     policy = o.make_policy(name)
+    verifier(o.verify, policy.most.width)
     if kind == "model" and not policy.most.nodes:
         log.warning("a draft model is given, but k is 0: nothing will be drafted")
     files = Files.find(target, draft, o.progress)
@@ -122,27 +130,32 @@ def memory_plan(files: Files, o: OpenOptions) -> tuple[memory.MemoryPlan, int, i
 
     gpus = library.gpus()
     n_ctx = context(files.target, o.n_ctx)
-    base = memory.Settings(n_ctx, o.n_slots, flash_attn=o.flash_attn is not False, n_outputs=64 * min(o.n_slots, 8))
-    base = replace(base, n_threads=o.threads, extra_seqs=o.n_slots * (max(1, min(16, 256 // o.n_slots)) - 1))
+    base = memory.Settings(
+        n_ctx,
+        o.n_slots,
+        flash_attn=o.flash_attn is not False,
+        n_outputs=layout.rows(o.n_slots, 512),
+        extra_seqs=o.n_slots * (layout.leaves(o.n_slots) - 1),
+        n_threads=o.threads,
+    )
+    draft_ctx = n_ctx if files.draft is None else min(n_ctx, files.draft.n_ctx_train)
 
-    def plan(layers: int, draft_layers: int) -> memory.MemoryPlan:
+    def plan(layers: int, draft_layers: int, advise: bool = True) -> memory.MemoryPlan:
         target = replace(base, kv_type_k=o.kv_type, kv_type_v=o.kv_type, gpu_layers=layers)
         kv = o.draft_kv_type
-        draft = replace(base, kv_type_k=kv, kv_type_v=kv, gpu_layers=draft_layers)
-        if files.draft is not None:
-            draft = replace(draft, n_ctx=min(n_ctx, files.draft.n_ctx_train))
-        return memory.plan(files.target, files.draft, target, draft, gpus)
+        draft = replace(base, n_ctx=draft_ctx, kv_type_k=kv, kv_type_v=kv, gpu_layers=draft_layers)
+        return memory.plan(files.target, files.draft, target, draft, gpus, advise=advise)
 
     if not gpus:
+        if o.gpu_layers or o.draft_gpu_layers:
+            log.warning("this build of llama.cpp has no GPU back end: everything runs on the CPU")
         return plan(0, 0), 0, 0
-    draft_layers = -1 if o.draft_gpu_layers is None else o.draft_gpu_layers
-    if o.gpu_layers is not None:
-        return plan(o.gpu_layers, draft_layers), o.gpu_layers, draft_layers
-    for layers in range(files.target.n_layers + 1, -1, -1):
-        result = plan(layers, draft_layers)
-        if not set(result.short) - {memory.RAM}:
-            break
-    return result, layers, draft_layers
+    ways = [o.gpu_layers] if o.gpu_layers is not None else range(files.target.n_layers + 1, -1, -1)
+    for draft_layers in [-1, 0] if o.draft_gpu_layers is None else [o.draft_gpu_layers]:
+        for layers in ways:
+            if not set(plan(layers, draft_layers, advise=False).short) - {memory.RAM}:
+                return plan(layers, draft_layers), layers, draft_layers
+    return plan(layers, draft_layers), layers, draft_layers
 
 
 def context(head: GGUFHeader, asked: int) -> int:
@@ -201,9 +214,7 @@ def _load(
             )
         elif kind == "drafter":
             drafter = drafters.create(draft) if isinstance(draft, str) else draft
-        return cls(
-            model, tokenizer, drafter, policy, o.verify, o.tie_guard, name=Path(files.target.path).name, owned=owned
-        )
+        return cls(model, tokenizer, drafter, policy, o.verify, name=Path(files.target.path).name, owned=owned)
     except BaseException:
         for m in (*owned, model):
             m.close()

@@ -18,6 +18,7 @@ from slipstream.advise.compare import next_row
 from slipstream.advise.measure import Work, pair, run, sample
 from slipstream.core.sampling import Probs, Sampler
 from slipstream.core.types import Array, SamplingParams
+from slipstream.core.verify import LOSSY
 from slipstream.engine import Engine
 from slipstream.generation import Chunk, Request
 
@@ -87,11 +88,12 @@ def distribution(
         yield Check(f"{verify}: distribution", None, "stopped" if len(draws) < n else "the drafter proposed nothing")
         return
     p = probabilities(engine, prompt, (), params)
-    yield _check(f"{verify}: first token", [d[0] for d in draws if d], p, level, verified)
+    judge = _distance if verify in LOSSY else _check
+    yield judge(f"{verify}: first token", [d[0] for d in draws if d], p, level, verified)
     common = Counter(d[0] for d in draws if d).most_common(1)[0][0]
     p = probabilities(engine, prompt, (common,), params)
     seconds = [d[1] for d in draws if len(d) > 1 and d[0] == common]
-    yield _check(f"{verify}: second token", seconds, p, level, verified)
+    yield judge(f"{verify}: second token", seconds, p, level, verified)
 
 
 def _draws(
@@ -142,6 +144,19 @@ def _check(name: str, tokens: Sequence[int], p: Probs, level: float, verified: i
     detail = f"p-value {value:.3g} from {len(tokens)} draws in {cells} cells (fails below {level:.2g})"
     facts = {"p_value": value, "chi_square": statistic, "cells": cells, "draws": len(tokens), "verified": verified}
     return Check(name, value >= level, detail, facts)
+
+
+def _distance(name: str, tokens: Sequence[int], p: Probs, level: float, verified: int) -> Check:
+    """A lossy verifier is not tested; how far it is from the target is said."""
+    if not tokens:
+        return Check(name, None, "no draws")
+    share = np.bincount(np.asarray(tokens, np.int64), minlength=p.size) / len(tokens)
+    far = float(np.abs(share - p).sum() / 2)
+    exact = np.random.default_rng(0).choice(p.size, (20, len(tokens)), p=p / p.sum())
+    by_chance = float(np.mean([np.abs(np.bincount(e, minlength=p.size) / e.size - p).sum() / 2 for e in exact]))
+    detail = f"lossy: total variation distance {far:.3f} from the target over {len(tokens)} draws"
+    facts = {"distance": far, "distance_by_chance": by_chance, "draws": len(tokens), "verified": verified}
+    return Check(name, None, f"{detail} (chance alone gives {by_chance:.3f})", facts)
 
 
 def chi_square(tokens: Sequence[int], p: Probs) -> tuple[float, int, float]:

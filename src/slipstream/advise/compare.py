@@ -12,13 +12,18 @@ from slipstream.core.sampling import Sampler
 from slipstream.core.types import Array, SamplingParams, Span
 from slipstream.engine import Engine
 
-# Logits of a batch differ from those of one token at a time by up to 0.6 in the builds measured (docs/build.md).
+# Written down before the first comparison. The largest difference in a row of 150,000 logits is about this
+# (docs/ties.md); that of the two likeliest tokens is far smaller.
 TIE_BOUND = 0.7
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """`at` is the index of the first token that differs, `gap` what plain's best two were apart there, in logits."""
+    """`at` is the index of the first token that differs.
+
+    `gap` says how far, in logits, the further of the two tokens is behind the best one when plain decoding is done
+    again up to there.
+    """
 
     verdict: Literal["identical", "near tie", "mismatch"]
     at: int | None = None
@@ -34,7 +39,7 @@ class Comparison:
     def __str__(self) -> str:
         if self.at is None:
             return self.verdict
-        return f"{self.verdict}: token {self.at + 1} differs, where the best two are {self.gap:.3f} logits apart"
+        return f"{self.verdict}: token {self.at + 1} differs, where the two are {self.gap:.3f} logits apart"
 
 
 def first_difference(a: Sequence[int], b: Sequence[int]) -> int | None:
@@ -52,7 +57,16 @@ def compare(
     at = first_difference(plain, other)
     if at is None:
         return Comparison("identical")
-    gap = gap_after(engine, prompt, plain[:at], params)
+    sampler = Sampler(params, prompt)
+    for token in plain[:at]:
+        sampler.append(token)
+    row, position = next_row(engine, prompt, plain[:at]), len(prompt) + at
+
+    def behind(ids: Sequence[int]) -> float:  # a text that ends here said one of the end tokens
+        said = ids[at : at + 1] or [t for t in engine.tokenizer.ends if t < row.size]
+        return min((sampler.behind(row, position, t) for t in said), default=float("inf"))
+
+    gap = max(behind(plain), behind(other))
     return Comparison("near tie" if gap < TIE_BOUND else "mismatch", at, gap)
 
 
@@ -68,11 +82,3 @@ def next_row(engine: Engine, prompt: Sequence[int], output: Sequence[int] = ()) 
         model.keep(0, range(n))
     engine.reset()
     return row
-
-
-def gap_after(engine: Engine, prompt: Sequence[int], output: Sequence[int], params: SamplingParams) -> float:
-    """How far the second best choice is behind after prompt and output, in logits; with sampling, noise included."""
-    sampler = Sampler(params, prompt)
-    for token in output:
-        sampler.append(token)
-    return sampler.pick(next_row(engine, prompt, output), len(prompt) + len(output), gap=True).gap

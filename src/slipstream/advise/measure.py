@@ -85,11 +85,15 @@ def run(
     """One request to its end, or until `stopped` says so: then what there is, with finish reason "cancelled"."""
     generation = engine.submit(request)
     hear = on_chunk or (lambda _: None)
-    while not generation.done:
-        if stopped():
-            hear(engine.cancel(generation))
-            break
-        hear(engine.step()[generation])
+    try:
+        while not generation.done:
+            if stopped():
+                hear(engine.cancel(generation))
+            elif (chunk := engine.step().get(generation)) is not None:
+                hear(chunk)
+    finally:
+        if not generation.done:
+            engine.cancel(generation)
     return generation.result()
 
 

@@ -16,7 +16,7 @@ import psutil
 from slipstream import __version__
 from slipstream.hub import cache, catalog
 from slipstream.models.llamacpp import library
-from slipstream.models.machine import cpu_flags, physical_cores
+from slipstream.models.machine import cpu_flags, usable_cores
 
 # Instruction sets that llama.cpp has kernels for.
 FLAGS_THAT_MATTER = (
@@ -61,7 +61,7 @@ def machine() -> dict[str, Any]:
     return {
         "cpu": cpu_model(),
         "flags": flags(),
-        "cores": physical_cores(),
+        "cores": usable_cores(),
         "threads": os.cpu_count(),
         "memory": psutil.virtual_memory().total,
         "load": busy(),
@@ -84,13 +84,12 @@ def _sha256(path: Path) -> str:
 
 def provenance(models: Mapping[str, Path], threads: int = 0) -> dict[str, Any]:
     """Everything that a reader needs to judge or repeat a measurement. `threads` 0 means the default number."""
-    from slipstream.models.llamacpp.model import default_threads
 
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "versions": versions(),
         "machine": machine(),
         "build": {"id": library.build_id(), "system_info": library.system_info(), "gpus": library.gpus()},
-        "threads": threads or default_threads(),
+        "threads": threads or usable_cores(),
         "models": {role: model_file(path) for role, path in models.items()},
     }

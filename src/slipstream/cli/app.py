@@ -69,7 +69,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except Exception as e:
         if hasattr(e, "format_message"):  # what the option parser says; its class moves between typer's versions
-            return _fail(args, *_parsing(e), 2)
+            message, hint = _parsing(e)
+            return _fail(args, message, hint, 2) if message else 2  # none: help was shown
         if os.environ.get("SLIPSTREAM_DEBUG"):
             traceback.print_exc()
         return _fail(

@@ -53,16 +53,21 @@ def command(
         total = runs * len(session.works)
         for n, work in enumerate(session.rounds(runs, stopped), 1):
             say(f"  {n}/{total} {work.kind}")
-        rows = measure.rows(session.samples())
+        samples = session.samples()
+        rows = measure.rows(samples)
         status = opened.status
     rows_table(rows, [measure.verdict(r) for r in rows])
     if stopped.hit:
         say("stopped by Ctrl-C: these are the runs that were complete")
+    notes = sorted({note for s in samples for p in s.pairs for note in p.spec.notes})
+    for note in notes:
+        say(f"note: {note}")
     config = {"runs": runs, "max_tokens": max_tokens, "raw": raw, "workload": workload.name, "bad_lines": loaded.bad}
     result = {
         "model": status["target"],
         "drafter": status["drafter"],
         "rows": [r.as_dict() for r in rows],
+        "notes": notes,
         "config": config | {"engine": vars(engine), "sampling": vars(sampling)},
         "interrupted": stopped.hit,
         "provenance": provenance_of(engine),

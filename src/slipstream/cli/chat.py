@@ -100,6 +100,8 @@ class Conversation:
         self._messages = [*asked, {"role": "assistant", "content": result.text}]
         self.turns.append({"user": text, "interrupted": stopped.hit, **result.as_dict()})
         say(_line(result))
+        for note in result.notes:
+            say(f"note: {note}")
 
 
 def _line(r: Result) -> str:

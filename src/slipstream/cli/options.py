@@ -49,13 +49,6 @@ class EngineOptions:
             rich_help_panel=_DRAFTING,
         ),
     ] = "exact"
-    tie_guard: Annotated[
-        float,
-        typer.Option(
-            "--tie-guard", metavar="GAP", help="Redo a step alone where two tokens are closer than this, in logits.",
-            rich_help_panel=_DRAFTING,
-        ),
-    ] = 0.0  # fmt: skip
     ctx: Annotated[
         int,
         typer.Option(
@@ -92,7 +85,7 @@ class EngineOptions:
 
         verifier(self.verify)
         renamed = {"n_ctx": self.ctx, **more}
-        same = ("k", "width", "verify", "tie_guard", "threads", "kv_type", "draft_kv_type", "flash_attn", "gpu_layers")
+        same = ("k", "width", "verify", "threads", "kv_type", "draft_kv_type", "flash_attn", "gpu_layers")
         return OpenOptions(**{name: getattr(self, name) for name in same} | renamed)
 
 

@@ -1,4 +1,4 @@
-"""`slipstream pull`: fetch a model of the catalogue."""
+"""`slipstream pull`: fetch a model."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ EPILOG = "Example: slipstream pull smollm2-135m"
 
 
 def command(
-    name: Annotated[str, typer.Argument(help="A name that `slipstream models` lists.")], as_json: Json = False
+    name: Annotated[str, typer.Argument(help="A name that `slipstream models` lists, or hf:owner/repo/file.gguf.")],
+    as_json: Json = False,
 ) -> int:
     """Fetch a model and check its sha256; one that is here already is only checked. An interrupted pull goes on."""
     from slipstream import hub
 
     with Downloads() as progress:
-        path = hub.pull(name, progress)
+        path = hub.resolve(name, progress=progress)
     say(f"{name} is here and checked")
     if as_json:
         emit_json({"name": name, "path": str(path), "size": path.stat().st_size})

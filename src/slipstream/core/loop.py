@@ -1,7 +1,7 @@
 """One step for all active sequences: draft, one forward, verify and accept, append and go on.
 
 Reading a prompt is the same step: a sequence whose cache lacks more than one token evaluates the next chunk of them,
-and drafts nothing until the last one is in, so that its first token comes from the same forward as in plain decoding.
+and drafts nothing until only the last one is left.
 """
 
 from __future__ import annotations
@@ -11,12 +11,9 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from slipstream.core.ports import Drafter, Model, Policy, Room, Want
 from slipstream.core.sequence import TARGET_ORIGIN, Emission, Sequence
 from slipstream.core.types import EMPTY_DRAFT, Array, Draft, Span, StepRecord, Verdict
-from slipstream.core.verify import exact
 from slipstream.errors import UsageError
 
 
@@ -38,13 +35,11 @@ class _Work:
 
 
 class Loop:
-    """Owns nothing but the order of things. `clock` gives seconds; `tie_guard` is a bound in logits (0: off)."""
+    """Owns nothing but the order of things. `clock` gives seconds."""
 
-    def __init__(
-        self, model: Model, drafter: Drafter | None, policy: Policy, clock: Callable[[], float], tie_guard: float = 0.0
-    ) -> None:
+    def __init__(self, model: Model, drafter: Drafter | None, policy: Policy, clock: Callable[[], float]) -> None:
         self.model, self.drafter, self.policy = model, drafter, policy
-        self.clock, self.tie_guard = clock, tie_guard
+        self.clock = clock
 
     def begin(self, seq: Sequence) -> None:
         """Start a sequence. What the model already holds in its slot must be a strict beginning of its tokens."""
@@ -65,10 +60,10 @@ class Loop:
         rows = self.model.forward([w.span() for w in works])
         t2 = self.clock()
         settled = [self._settle(w, r) for w, r in zip(works, rows, strict=True)]
-        t3 = self.clock()
-        emissions = [
-            replace(e, record=replace(e.record, draft_s=t1 - t0, forward_s=t2 - t1, verify_s=t3 - t2)) for e in settled
-        ]
+        for emission, nodes in settled:
+            self.model.keep(emission.sequence.slot, nodes)
+        times = (t1 - t0, t2 - t1, self.clock() - t2)
+        emissions = [replace(e, record=e.record.timed(*times)) for e, _ in settled]
         self.policy.learn([e.record for e in emissions])
         return emissions
 
@@ -92,7 +87,7 @@ class Loop:
         return works
 
     def _may_draft(self, seq: Sequence) -> bool:
-        return self.drafter is not None and seq.drafting and not seq.alone and seq.left > 1
+        return self.drafter is not None and seq.drafting and seq.left > 1
 
     def _draft(self, seqs: Seq[Sequence]) -> dict[int, tuple[Draft, int]]:
         """Per slot: the draft to verify, and how many tokens had been proposed."""
@@ -110,39 +105,34 @@ class Loop:
             offered = want.nodes > 0 and want.depth > 0
             draft = self.drafter.propose(seq.slot, seq.tokens, want) if offered else EMPTY_DRAFT
             proposed.append(len(draft))
-            if not caps.trees:
+            if want.width == 1:
                 draft = draft.spine()
-            drafts.append(draft.limit(want.nodes, want.depth))
+            drafts.append(draft.limit(want.nodes, want.depth, caps.max_leaves, caps.n_vocab))
         chosen = self.policy.choose(rooms, drafts)
         return {s.slot: (d, n) for s, d, n in zip(seqs, chosen, proposed, strict=True)}
 
     # -- verify, keep, record --------------------------------------------------------------------------------------
 
-    def _settle(self, work: _Work, rows: Array) -> Emission:
+    def _settle(self, work: _Work, rows: Array) -> tuple[Emission, list[int]]:
+        """What the forward gave this sequence, and the nodes of its span that become its past.
+
+        Nothing is kept yet: with a checkpoint that can mean a forward, and other sequences' rows are views.
+        """
         seq, draft, m = work.sequence, work.draft, len(work.pending)
         position = len(seq.tokens)
         if not work.ready:
-            self.model.keep(seq.slot, range(m))
-            return Emission(seq, (), StepRecord(seq.slot, position, m, 0, 0, 0, 0, 0))
+            return Emission(seq, (), StepRecord(seq.slot, position, m, 0, 0, 0, 0, 0)), list(range(m))
         verdict = seq.verify(draft, rows, seq.sampler, position)
+        said = [draft.tokens[i] for i in verdict.path] + [verdict.token]
+        end = next((i for i, token in enumerate(said) if token in seq.ends), None)
+        if end is not None:  # what was accepted behind an end token was never said
+            verdict, said, seq.finish = Verdict(verdict.path[:end], said[end]), said[:end], "stop"
         if self.drafter is not None and seq.drafting:
             self.drafter.observe(seq.slot, draft, verdict, rows)
-        said = [draft.tokens[i] for i in verdict.path] + [verdict.token]
-        kept = len(verdict.path)  # nodes whose cells stay
-        tie = self._first_tie(work, verdict, said, rows)
-        if tie is not None:
-            # The token before the tie goes back to pending: the next forward evaluates it alone, as plain decoding.
-            said, kept = said[:tie], tie - 1
-        seq.alone = tie is not None
-        end = next((i for i, token in enumerate(said) if token in seq.ends), None)
-        if end is not None:
-            said, kept, seq.finish, seq.alone = said[:end], min(kept, end), "stop", False
-        accepted = min(len(said), len(verdict.path))
-        origins = [draft.origin[i] for i in verdict.path[:accepted]] + [TARGET_ORIGIN]
+        accepted = len(verdict.path)
+        origins = [draft.origin[i] for i in verdict.path] + [TARGET_ORIGIN]
         places = [0, *(i + 1 for i in verdict.path)]
         tokens = tuple(seq.deliver(t, o, rows[p]) for t, o, p in zip(said, origins, places, strict=False))
-        roots = range(m if kept >= 0 else m - 1)
-        self.model.keep(seq.slot, [*roots, *(m + i for i in verdict.path[: max(kept, 0)])])
         if seq.finish is None and seq.left <= 0:
             seq.finish = "length"
         record = StepRecord(
@@ -154,19 +144,7 @@ class Loop:
             accepted=accepted,
             emitted=len(tokens),
             depth=max(draft.depths(), default=0),
-            accepted_origins=tuple(origins[:accepted]),
+            accepted_origins=tuple(origins[:-1]),
             verified_origins=Counter(draft.origin),
-            guarded=tie is not None,
         )
-        return Emission(seq, tokens, record)
-
-    def _first_tie(self, work: _Work, verdict: Verdict, said: Seq[int], rows: Array) -> int | None:
-        """Where on the accepted path two tokens were nearly equally good, so that rounding may have chosen."""
-        if not self.tie_guard or not work.draft or work.sequence.verify is not exact:
-            return None
-        seq = work.sequence
-        for i, place in enumerate([0, *(node + 1 for node in verdict.path)]):
-            gap = seq.sampler.pick(rows[place], len(seq.tokens) + i, said[:i], gap=True).gap
-            if np.isfinite(gap) and gap < self.tie_guard:
-                return i
-        return None
+        return Emission(seq, tokens, record), [*range(m), *(m + i for i in verdict.path)]

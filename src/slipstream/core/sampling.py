@@ -38,14 +38,6 @@ class Filtered:
         return out
 
 
-@dataclass(frozen=True)
-class Pick:
-    """A chosen token, and how far the second best was behind in logits (nan when not asked for)."""
-
-    token: int
-    gap: float = float("nan")
-
-
 class Sampler:
     """The settings of one sequence and the tokens that its penalties look at.
 
@@ -110,16 +102,26 @@ class Sampler:
             ids = np.arange(scores.size)
         return Filtered(ids, scores)
 
-    def pick(self, row: Array, position: int, path: Sequence[int] = (), gap: bool = False) -> Pick:
+    def pick(self, row: Array, position: int, path: Sequence[int] = ()) -> int:
         """The target's own token at `position`."""
         if self.params.greedy:
-            row = self.adjusted(row, path)
-            token = int(row.argmax())
-            return Pick(token, _gap(row, token) if gap else float("nan"))
+            return int(self.adjusted(row, path).argmax())
         f = self.filtered(row, path)
         scores = f.scores + noise.gumbel(self.params.seed, noise.TARGET, position, f.ids)
-        best = int(scores.argmax())
-        return Pick(int(f.ids[best]), _gap(scores, best) * self.params.temperature if gap else float("nan"))
+        return int(f.ids[scores.argmax()])
+
+    def behind(self, row: Array, position: int, token: int) -> float:
+        """How far `token` was behind the target's own choice at `position`, in logits, noise included.
+
+        A token that the filters left out is looked at as if they had not: their border moves with rounding too.
+        """
+        best = self.pick(row, position)
+        row = self.adjusted(row)
+        ids = np.array([best, token])
+        scores = row[ids].astype(np.float64)
+        if not self.params.greedy:
+            scores += self.params.temperature * noise.gumbel(self.params.seed, noise.TARGET, position, ids)
+        return float(scores[0] - scores[1])
 
 
 def draw(probs: Probs, seed: int, stream: int, position: int, root: int) -> int:
@@ -158,11 +160,3 @@ def _nucleus(scores: Probs, top_p: float) -> npt.NDArray[np.int64]:
     order = near[np.argsort(-probs[near], kind="stable")]
     n = int(np.searchsorted(np.cumsum(probs[order]), top_p)) + 1
     return np.sort(order[:n])
-
-
-def _gap(scores: npt.NDArray[np.floating], best: int) -> float:
-    if scores.size < 2:
-        return float("inf")
-    left = scores[:best].max() if best else -np.inf
-    right = scores[best + 1 :].max() if best + 1 < scores.size else -np.inf
-    return float(scores[best] - max(left, right))

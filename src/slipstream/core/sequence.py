@@ -45,7 +45,6 @@ class Sequence:
         self.n_prompt = len(prompt)
         self.sampler = Sampler(params, prompt)
         self.finish: FinishReason | None = None if self.left > 0 else "length"
-        self.alone = False  # the next forward must be a plain one (tie guard)
 
     @property
     def left(self) -> int:

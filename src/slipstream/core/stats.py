@@ -25,7 +25,6 @@ class Stats:
     accepted: int = 0
     emitted: int = 0  # tokens of `steps`
     emitted_verifying: int = 0  # tokens of `verify_steps`
-    guarded: int = 0
     first_tokens: int = 0  # tokens that came with the end of a prompt
     prefilled: int = 0
     prefill_s: float = 0.0
@@ -56,7 +55,6 @@ class Stats:
         self.accepted += r.accepted
         self.emitted += r.emitted
         self.emitted_verifying += r.emitted if r.verified else 0
-        self.guarded += r.guarded
         self.draft_s += r.draft_s
         self.forward_s += r.forward_s
         self.verify_s += r.verify_s

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -14,8 +14,6 @@ from slipstream.errors import InputError, UsageError
 Array = npt.NDArray[np.float32]
 Rollback = Literal["free", "checkpoint", "none"]
 FinishReason = Literal["stop", "length", "cancelled"]
-VERIFIERS = ("exact", "rejection", "block", "typical")
-Verifier = Literal["exact", "rejection", "block", "typical"]
 
 
 @dataclass(frozen=True)
@@ -90,11 +88,25 @@ class Draft:
             nodes.append(node)
         return self if len(nodes) == len(self.tokens) else self.select(nodes)
 
-    def limit(self, nodes: int, depth: int) -> Draft:
-        """The first `nodes` nodes that are not deeper than `depth`; itself when nothing has to go."""
-        deep = self.depths()
-        keep = [i for i in range(len(self.tokens)) if deep[i] <= depth][: max(nodes, 0)]
-        return self if len(keep) == len(self.tokens) else self.select(keep)
+    def limit(self, nodes: int, depth: int, leaves: int | None = None, n_vocab: int | None = None) -> Draft:
+        """The first `nodes` nodes that are not deeper than `depth`, end in at most `leaves` branches and are tokens of
+        the vocabulary; itself when nothing has to go."""
+        kept: dict[int, int] = {-1: 0}  # node -> depth
+        parents: set[int] = set()
+        branches = 1
+        for i, (token, parent) in enumerate(zip(self.tokens, self.parents, strict=True)):
+            if len(kept) > nodes:
+                break
+            if parent not in kept or kept[parent] >= depth or (n_vocab is not None and not 0 <= token < n_vocab):
+                continue
+            if parent in parents:  # a sibling begins another branch
+                if leaves is not None and branches >= leaves:
+                    continue
+                branches += 1
+            parents.add(parent)
+            kept[i] = kept[parent] + 1
+        del kept[-1]
+        return self if len(kept) == len(self.tokens) else self.select(list(kept))
 
 
 EMPTY_DRAFT = Draft()
@@ -194,11 +206,10 @@ class StepRecord:
     proposed: int  # drafted tokens that a drafter offered
     verified: int  # of these, evaluated by the target
     accepted: int  # of these, kept
-    emitted: int  # accepted plus the target's own token, after end tokens and guards
+    emitted: int  # accepted plus the target's own token, up to an end token
     depth: int  # drafted positions verified along the longest path
     accepted_origins: tuple[str, ...] = ()
     verified_origins: Mapping[str, int] = field(default_factory=dict)
-    guarded: bool = False  # cut short by the tie guard
     draft_s: float = 0.0
     forward_s: float = 0.0
     verify_s: float = 0.0
@@ -206,6 +217,9 @@ class StepRecord:
     @property
     def discarded(self) -> int:
         return self.proposed - self.verified
+
+    def timed(self, draft_s: float, forward_s: float, verify_s: float) -> StepRecord:
+        return replace(self, draft_s=draft_s, forward_s=forward_s, verify_s=verify_s)
 
     def as_dict(self) -> dict[str, Any]:
         return {**self.__dict__, "verified_origins": dict(self.verified_origins), "discarded": self.discarded}

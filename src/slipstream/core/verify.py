@@ -20,7 +20,7 @@ import numpy as np
 from slipstream.core import noise
 from slipstream.core.sampling import Probs, Sampler, draw
 from slipstream.core.types import Array, Draft, Verdict
-from slipstream.errors import UnknownName, UsageError
+from slipstream.errors import InputError, UnknownName, UsageError
 
 Verify = Callable[[Draft, Array, Sampler, int], Verdict]
 
@@ -32,7 +32,7 @@ def exact(draft: Draft, rows: Array, sampler: Sampler, position: int) -> Verdict
     said: list[int] = []
     node = -1
     while True:
-        token = sampler.pick(rows[node + 1], position + len(path), said).token
+        token = sampler.pick(rows[node + 1], position + len(path), said)
         node = next((c for c in kids[node + 1] if draft.tokens[c] == token), -1)
         if node < 0:
             return Verdict(tuple(path), token)
@@ -128,12 +128,16 @@ VERIFY: dict[str, Verify] = {"exact": exact, "rejection": rejection, "block": bl
 LOSSY = frozenset({"typical"})
 
 
-def verifier(name: str) -> Verify:
-    """The verifier of this name; UnknownName lists the ones there are."""
-    try:
-        return VERIFY[name]
-    except KeyError:
-        raise UnknownName("verifier", name, VERIFY) from None
+def verifier(name: str, width: int = 1) -> Verify:
+    """The verifier of this name, for drafts of that width.
+
+    Raises UnknownName, which lists the ones there are, or InputError for block verification of trees.
+    """
+    if name not in VERIFY:
+        raise UnknownName("verifier", name, VERIFY)
+    if name == "block" and width > 1:
+        raise InputError("block verification takes chains, not trees", "use --width 1, or --verify rejection")
+    return VERIFY[name]
 
 
 def _residual(p: Probs, token: int, q: Array | None) -> Probs:

@@ -53,7 +53,7 @@ class ModelDrafter:
 
     def begin(self, slot: int, tokens: Sequence[int], params: SamplingParams, cached: int = 0) -> None:
         kept = self._slots[slot].seen if slot in self._slots else []
-        if len(kept) != self.model.n_past(slot):  # somebody else has used the model's slot
+        if not kept or len(kept) != self.model.n_past(slot):  # interrupted, or somebody else has used the slot
             self.model.truncate(slot, 0)
             kept = []
         self._slots[slot] = _Slot(Sampler(params, tokens), kept, len(tokens))

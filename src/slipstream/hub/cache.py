@@ -59,6 +59,12 @@ def is_verified(entry: Entry) -> bool:
     return True
 
 
+def was_verified(path: Path) -> bool:
+    """The file is there, and as it was when its checksum was recorded."""
+    facts = _read_sidecar(path)
+    return path.is_file() and isinstance(facts, dict) and facts == _facts(path, str(facts.get("sha256")))
+
+
 def record_verified(path: Path, sha256: str) -> None:
     """Writes the sidecar that spares the next start a hash of the whole file."""
     with suppress(OSError):  # a cache that cannot be written is only hashed again

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
@@ -168,7 +169,7 @@ def _append_data(wheel: Path, joined: BinaryIO) -> None:
 def _from_hub(entry: Entry, source: HubSource, partial: Path, progress: Progress) -> None:
     folder = cache.beside(partial, ".hub")
     progress(0, entry.size, f"fetching {source}")
-    path = hub_download(source.repo, source.file, local_dir=folder)
+    path = hub_download(source.repo, source.file, folder)
     cache.beside(partial, ".json").unlink(missing_ok=True)  # from here on the partial file is not the pip source's
     os.replace(path, partial)
     shutil.rmtree(folder, ignore_errors=True)
@@ -176,12 +177,28 @@ def _from_hub(entry: Entry, source: HubSource, partial: Path, progress: Progress
         os.fsync(file.fileno())
 
 
-def hub_download(repo: str, file: str, local_dir: Path | None = None, local_only: bool = False) -> Path:
-    """A file of the Hugging Face hub, in the hub's own cache or in `local_dir`. Raises FetchError."""
+def hub_download(repo: str, file: str, local_dir: Path) -> Path:
+    """A file of the Hugging Face hub in `local_dir`; an interrupted download goes on. Raises FetchError."""
     from huggingface_hub import hf_hub_download
 
+    with _hub_errors(repo, file):
+        return Path(hf_hub_download(repo, file, local_dir=local_dir))
+
+
+def hub_facts(repo: str, file: str) -> tuple[int, str]:
+    """Size in bytes of a file on the hub, and its sha256 where the hub knows it (else empty). Raises FetchError."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
+
+    with _hub_errors(repo, file):
+        facts = get_hf_file_metadata(hf_hub_url(repo, file))
+    etag = facts.etag or ""
+    return facts.size or 0, etag if re.fullmatch("[0-9a-f]{64}", etag) else ""
+
+
+@contextmanager
+def _hub_errors(repo: str, file: str) -> Iterator[None]:
     try:
-        return Path(hf_hub_download(repo, file, local_dir=local_dir, local_files_only=local_only))
+        yield
     except Exception as error:  # the hub client raises a dozen unrelated types, its HTTP library's among them
         reason = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise FetchError(

@@ -10,7 +10,7 @@ from pathlib import Path
 from slipstream.errors import ChecksumError, FetchError, InputError
 from slipstream.hub import cache
 from slipstream.hub.catalog import Catalog, Entry, builtin, lookup
-from slipstream.hub.fetch import Progress, discard, fetch, hub_download, silent, space_needed
+from slipstream.hub.fetch import Progress, discard, fetch, hub_download, hub_facts, silent, space_needed
 
 
 @dataclass(frozen=True)
@@ -98,7 +98,7 @@ def resolve(ref: str, fetch: bool = True, progress: Progress | None = None, cata
     """
     known = builtin() if catalog is None else catalog
     if ref.startswith("hf:"):
-        return _from_hub(ref, fetch)
+        return _from_hub(ref, fetch, progress or silent)
     if ref not in known:
         path = os.path.expanduser(ref)
         if os.path.isfile(path):
@@ -114,9 +114,26 @@ def resolve(ref: str, fetch: bool = True, progress: Progress | None = None, cata
     return pull(ref, progress, known)
 
 
-def _from_hub(ref: str, fetch: bool) -> Path:
+def _from_hub(ref: str, fetch: bool, progress: Progress) -> Path:
+    """A file of the hub in the cache folder; the hub names its size and, for large files, its checksum beforehand."""
     parts = ref.removeprefix("hf:").split("/", 2)
     if len(parts) < 3 or not all(parts):
         raise InputError(f"not a file on the hub: {ref}", "write hf:owner/repo/file.gguf")
     owner, repo, file = parts
-    return hub_download(f"{owner}/{repo}", file, local_only=not fetch)
+    folder = cache.cache_dir() / "hub" / owner / repo
+    path = folder / file
+    if cache.was_verified(path):
+        return path
+    if not fetch:
+        raise InputError(f"{ref} has not been fetched yet", "`slipstream pull` fetches it")
+    size, sha256 = hub_facts(f"{owner}/{repo}", file)
+    folder.mkdir(parents=True, exist_ok=True)
+    cache.require_space(folder, size)
+    progress(0, size, f"fetching {ref}")
+    path = hub_download(f"{owner}/{repo}", file, folder)
+    found = cache.sha256_of(path)
+    if sha256 and found != sha256:
+        path.unlink()
+        raise ChecksumError(f"{file} has sha256 {found}, but the hub says {sha256}", "fetch it again")
+    cache.record_verified(path, found)
+    return path

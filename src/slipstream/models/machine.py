@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from functools import lru_cache
 from pathlib import Path
@@ -21,8 +22,18 @@ def cpu_flags() -> frozenset[str]:
     return frozenset({"asimd", "asimddp"} if platform.machine() in ("arm64", "aarch64") else {"avx2"})
 
 
-def physical_cores() -> int:
-    return psutil.cpu_count(logical=False) or 1
+def usable_cores(root: Path = Path("/sys/fs/cgroup")) -> int:
+    """Physical cores, but no more than this process may run on (affinity, and the quota of its control group)."""
+    logical = os.cpu_count() or 1
+    limits = [psutil.cpu_count(logical=False) or logical, logical]
+    if hasattr(os, "sched_getaffinity"):
+        limits.append(len(os.sched_getaffinity(0)))
+    try:
+        quota, period = (root / "cpu.max").read_text().split()
+        limits.append(int(quota) // int(period))
+    except (OSError, ValueError):  # no such group, or "max"
+        pass
+    return max(min(limits), 1)
 
 
 def available_memory(root: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int:

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate
 
 from slipstream.errors import InputError, MemoryShortage, UnknownName
+from slipstream.models import layout
 from slipstream.models.gguf import GGUFHeader, Tensor
 from slipstream.models.gguf_tables import GGML_TYPES
-from slipstream.models.machine import available_memory, cpu_flags, physical_cores
+from slipstream.models.machine import available_memory, cpu_flags, usable_cores
 
 RAM = "RAM"
-SLACK = 256  # cells beyond n_slots * n_ctx (more for many slots), and the multiple that llama_context rounds up to
 CACHE_TYPES = {t.name.lower(): t for t in GGML_TYPES.values() if t.name in (
     "F32", "F16", "BF16", "Q8_0", "Q5_1", "Q5_0", "Q4_1", "Q4_0", "IQ4_NL")}  # fmt: skip
 # llama_vocab on a 64-bit libstdc++. A token: hash node 64, bucket 16, record 40, piece 32, long strings. A merge: node
@@ -47,7 +47,7 @@ class Settings:
     extra_seqs: int = 0
     n_outputs: int = 64
     n_threads: int = 0
-    mmap: bool = False  # this project reads files instead: see models/llamacpp/model.py
+    mmap: bool = False  # for comparison: this project reads files instead
 
     def __post_init__(self) -> None:
         for name in ("n_ctx", "n_slots", "n_batch", "n_outputs"):
@@ -62,7 +62,7 @@ class Settings:
     @property
     def cells(self) -> int:
         """Cache cells of all slots together (one unified cache)."""
-        return _up(self.n_slots * self.n_ctx + max(SLACK, 64 * self.n_slots), SLACK)
+        return layout.cells(self.n_ctx, self.n_slots)
 
     @property
     def n_seqs(self) -> int:
@@ -201,7 +201,7 @@ def _scratch(header: GGUFHeader, s: Settings) -> int:
 
 def _host(header: GGUFHeader, s: Settings) -> Parts:
     """What is in RAM wherever the layers are: logits, the CPU's work space, vocabulary, cache bookkeeping."""
-    n, threads = min(s.n_batch, s.cells), s.n_threads or physical_cores()
+    n, threads = min(s.n_batch, s.cells), s.n_threads or usable_cores()
     # llama-context.cpp, output_reserve; ggml_graph_plan: the widest input as q8_K, and flash attention's tiles.
     logits = 4 * max(s.n_outputs, s.n_seqs) * header.n_vocab
     widest = max(header.n_embd, *header.per_layer("{arch}.feed_forward_length", 0))
@@ -310,12 +310,16 @@ def plan(
     draft_settings: Settings | None = None,
     gpus: Sequence[tuple[str, int]] = (),
     available: int | None = None,
+    advise: bool = True,
 ) -> MemoryPlan:
-    """What target and draft model need, beside what there is. `available` is free RAM in bytes (else measured)."""
+    """What target and draft model need, beside what there is. `available` is free RAM in bytes (else measured).
+
+    Advice tries many cases: a search over plans is quicker without.
+    """
     room = {RAM: available_memory() if available is None else available} | dict(gpus)
     case = _Case(target, draft, settings, draft_settings or settings, tuple(gpus), room)
     result = case.plan()
-    return result if result.fits else replace(result, advice=list(_advice(case, result)))
+    return result if result.fits or not advise else replace(result, advice=list(_advice(case, result)))
 
 
 def require_fits(result: MemoryPlan) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
+import importlib.metadata
 import os
 from collections import deque
 from pathlib import Path
@@ -79,34 +81,32 @@ def gpu_offload() -> bool:
 
 
 def version() -> str:
-    import llama_cpp
-
-    return str(llama_cpp.__version__)
+    """Of llama-cpp-python, as installed."""
+    return importlib.metadata.version("llama-cpp-python")
 
 
 @functools.cache
 def build_id() -> str:
     """Names this build of the native code: version, size and time of its libraries, and the CPU features in use."""
-    import llama_cpp
-
     parts = [version(), system_info()]
-    for path in sorted((Path(llama_cpp.__file__).parent / "lib").iterdir()):
+    for path in sorted(_folder().glob("*")):
         stat = path.stat()
         parts.append(f"{path.name}:{stat.st_size}:{stat.st_mtime_ns}")
     return hashlib.sha256("|".join(parts).encode()).hexdigest()[:16]
 
 
+def _folder() -> Path:
+    """Where the shared libraries lie."""
+    return Path(os.environ.get("LLAMA_CPP_LIB_PATH") or Path(lib().__file__).parent / "lib")
+
+
 def gpus() -> list[tuple[str, int]]:
     """Name and free bytes of each GPU that the build can use; empty for a CPU build."""
-    import ctypes
-
-    import llama_cpp
-
     if not gpu_offload():
         return []
     found = []
     names = ("libggml.so", "libggml.dylib", "ggml.dll")
-    where = next((p for n in names if (p := Path(llama_cpp.__file__).parent / "lib" / n).exists()), None)
+    where = next((p for n in names if (p := _folder() / n).exists()), None)
     if where is None:
         return []
     ggml = ctypes.CDLL(str(where))

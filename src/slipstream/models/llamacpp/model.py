@@ -12,10 +12,11 @@ import numpy as np
 
 from slipstream.core.types import Array, Capabilities, Rollback, Span
 from slipstream.errors import ContextError, InputError, MemoryShortage, ModelFileError, RollbackError, UsageError
+from slipstream.models import layout
 from slipstream.models.llamacpp import library
 from slipstream.models.llamacpp.batch import Batch, branch_ids, is_chain
+from slipstream.models.machine import usable_cores
 
-ROWS_PER_SLOT = 64  # logits rows that one slot may ask for: its last token and 63 drafted ones
 _PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: recurrent state without the attention cache
 
 
@@ -38,21 +39,6 @@ class LlamaOptions:
                 raise InputError(f"{name} is {getattr(self, name)}", f"it must be at least {low}")
         if self.n_slots > 64:
             raise InputError(f"n_slots is {self.n_slots}", "64 at most")
-
-
-def cells(n_ctx: int, n_slots: int) -> int:
-    """Cache cells for all slots, with room for the rejected branches of a tree; llama.cpp rounds up to 256."""
-    return -(-(n_ctx * n_slots + max(256, ROWS_PER_SLOT * n_slots)) // 256) * 256
-
-
-def default_threads() -> int:
-    """Physical cores, but no more than this process may run on."""
-    import os
-
-    import psutil
-
-    cores = psutil.cpu_count(logical=False) or 1
-    return min(cores, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else cores)
 
 
 @dataclass
@@ -90,16 +76,14 @@ class LlamaModel:
             )
         vocab = low.llama_model_get_vocab(model)
         rollback = _rollback(low, model)
-        leaves = 1 if rollback == "checkpoint" else max(1, min(16, 256 // o.n_slots))
-        rows = max(min(o.n_batch, ROWS_PER_SLOT * o.n_slots), o.n_slots * leaves)
+        leaves = 1 if rollback == "checkpoint" else layout.leaves(o.n_slots)
+        rows = layout.rows(o.n_slots, o.n_batch)
         p = low.llama_context_default_params()
-        p.n_ctx = cells(n_ctx, o.n_slots)
+        p.n_ctx = layout.cells(n_ctx, o.n_slots)
         p.n_batch = p.n_ubatch = o.n_batch
         p.n_seq_max = o.n_slots * leaves
-        p.n_outputs_max = (
-            rows  # bounds the logits buffers, which a large vocabulary makes dear; llama.cpp aborts below n_seq_max
-        )
-        p.n_threads = p.n_threads_batch = o.threads or default_threads()
+        p.n_outputs_max = rows  # bounds the logits buffers, which a large vocabulary makes dear
+        p.n_threads = p.n_threads_batch = o.threads or usable_cores()
         p.type_k, p.type_v = library.kv_type(o.kv_type_k), library.kv_type(o.kv_type_v)
         if o.flash_attn is not None:
             p.flash_attn_type = 1 if o.flash_attn else 0
@@ -117,7 +101,7 @@ class LlamaModel:
         self._mem = low.llama_get_memory(self._ctx)
         self._n_vocab = int(low.llama_vocab_n_tokens(vocab))
         self._caps = Capabilities(
-            self._n_vocab, n_ctx, o.n_slots, o.n_batch, leaves > 1, rollback, ROWS_PER_SLOT - 1, leaves
+            self._n_vocab, n_ctx, o.n_slots, o.n_batch, leaves > 1, rollback, layout.ROWS_PER_SLOT - 1, leaves
         )
         self._rows = rows
         self._slots = [_Slot(i) for i in range(o.n_slots)]
@@ -156,9 +140,9 @@ class LlamaModel:
             if self._caps.rollback == "checkpoint" and len(span.want) > 1:
                 slot.checkpoint = self._save(slot)
             self._batch.add(span, slot.n_past, slot.main, slot.seqs)
-        status = self._low.llama_decode(self._ctx, self._batch.struct)
-        for span in spans:
+        for span in spans:  # before the call: an interrupt right after it must find that cells were written
             self._slots[span.slot].span = span
+        status = self._low.llama_decode(self._ctx, self._batch.struct)
         if status != 0:
             self._undo(spans, status)
         return self._logits(spans)
@@ -215,10 +199,9 @@ class LlamaModel:
 
     def truncate(self, slot: int, n_past: int) -> None:
         s = self._slots[slot]
-        if s.span is not None:
-            s.span = None
-        elif n_past == s.n_past:
+        if s.span is None and n_past == s.n_past > 0:
             return
+        s.span = s.checkpoint = None
         if n_past > s.n_past:
             raise UsageError(f"cannot cut {s.n_past} tokens to {n_past}")
         if n_past > 0 and self._caps.rollback != "free":

@@ -27,7 +27,8 @@ def run(model: Path, gpu_layers: int = 0) -> dict[str, Any]:
     try:
         child = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
-        return {"ok": False, "ms": {}, "message": f"a small forward had not finished after {TIMEOUT_S:.0f} s"}
+        message = f"a small forward had not finished after {TIMEOUT_S:.0f} s"
+        return {"ok": False, "ms": {}, "message": message, "signal": "timeout"}
     done: dict[str, float] = {}
     for line in child.stdout.splitlines():
         if line.startswith("{"):
