@@ -47,13 +47,27 @@ class AlwaysWrong:
     def end(self, slot: int) -> None: ...
 
 
+class Watched(ModelDrafter):
+    """Notes how far behind the target's own choice each rejected guess was, in logits."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.behind: list[float] = []
+
+    def observe(self, slot: int, draft: Draft, verdict: Verdict, logits: Array | None) -> None:
+        at = len(verdict.path)
+        if logits is not None and at < len(draft) and draft.tokens[at] != verdict.token:
+            row = logits[0 if not at else verdict.path[-1] + 1]
+            self.behind.append(float(row.max() - row[draft.tokens[at]]))
+
+
 def drafters(engine: Engine, target: str, draft: str | None) -> dict[str, Drafter]:
     """The four drafters; models are opened beside the target."""
     n_ctx = engine.model.caps.n_ctx
     out: dict[str, Drafter] = {
         "suffix": SuffixDrafter(1),
         "wrong": AlwaysWrong(engine.model.caps.n_vocab - 7),
-        "self": ModelDrafter(LlamaModel(resolve(target), LlamaOptions(n_ctx=n_ctx))),
+        "self": Watched(LlamaModel(resolve(target), LlamaOptions(n_ctx=n_ctx))),
     }
     if draft:
         out["model"] = ModelDrafter(
@@ -68,6 +82,7 @@ def main() -> None:
     parser.add_argument("--draft")
     parser.add_argument("--prompts", type=int, default=20)
     parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--only", nargs="*", help="these drafters")
     args = parser.parse_args()
     works = prompts(Path(__file__).parent / "prompts-parity.jsonl", args.prompts)
     cells: list[dict[str, Any]] = []
@@ -75,6 +90,8 @@ def main() -> None:
         asked = [first.encode_chat([{"role": "user", "content": w["prompt"]}]) for w in works]
         plain = [first.generate(ids, max_tokens=args.tokens).ids for ids in asked]
         for name, drafter in drafters(first, args.target, args.draft).items():
+            if args.only and name not in args.only:
+                continue
             engine = Engine(first.model, first.tokenizer, drafter, Fixed(4))
             for k in KS:
                 engine.policy = engine._loop.policy = Fixed(k)
@@ -89,9 +106,12 @@ def main() -> None:
                         gaps.append(answer.gap)
                 rate = accepted / verified if verified else None
                 cells.append({"drafter": name, "k": k, **found, "acceptance_rate": rate, "gaps": gaps})
+                if isinstance(drafter, Watched):
+                    cells[-1]["rejected_behind"], drafter.behind = drafter.behind, []
                 print(cells[-1], file=sys.stderr, flush=True)
     result = {"target": args.target, "draft": args.draft, "tokens": args.tokens, "tie_bound": TIE_BOUND, "cells": cells}
-    save(f"parity-{resolve(args.target).stem[:12].lower()}", result, {"target": resolve(args.target)})
+    part = f"-{'-'.join(args.only)}" if args.only else ""
+    save(f"parity-{resolve(args.target).stem[:12].lower()}{part}", result, {"target": resolve(args.target)})
 
 
 if __name__ == "__main__":

@@ -38,6 +38,8 @@ def command(
         check_bias(opened, params)
         chat = Conversation(opened, params, max_tokens, system, quiet=as_json)
         code = 0
+        if not opened.tokenizer.chat_template:
+            say("note: this model has no chat template, so ChatML is used; it may not be made for chats")
         if sys.stdin.isatty():
             say("/reset begins anew, /exit ends")
         try:

@@ -7,45 +7,40 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from rich.table import Table
-from rich.text import Text
 
-from slipstream.cli.common import coloured, console
+from slipstream.cli.common import coloured, console, say
 
 if TYPE_CHECKING:
     from slipstream.advise.measure import Row
     from slipstream.generation import Result
     from slipstream.text.detok import Segment
 
-_PALETTE = ("green", "cyan", "magenta", "yellow", "blue")
+_PALETTE = (32, 36, 35, 33, 34)  # green, cyan, magenta, yellow, blue
 TARGET = "target"
 
 
 class ColouredText:
-    """Writes segments to stdout; on a terminal each drafter has its colour, and a legend says which."""
+    """Writes segments to stdout as they are; on a terminal each drafter has its colour, and a legend says which."""
 
     def __init__(self, legend: bool = True) -> None:
         self._legend = legend
-        self._colours: dict[str, str] = {}
-        self._console = console() if coloured(sys.stdout) else None
+        self._colours: dict[str, int] = {}
+        self._on = coloured(sys.stdout)
 
     def write(self, segments: Iterable[Segment]) -> None:
         for s in segments:
-            if self._console is None:
-                sys.stdout.write(s.text)
-            else:
-                self._console.print(Text(s.text, style=self._style(s.origin)), end="", soft_wrap=True)
+            sys.stdout.write(self._paint(s.text, s.origin) if self._on and s.origin != TARGET else s.text)
         sys.stdout.flush()
 
-    def _style(self, origin: str) -> str:
-        if origin == TARGET:
-            return ""
-        return self._colours.setdefault(origin, _PALETTE[len(self._colours) % len(_PALETTE)])
+    def _paint(self, text: str, origin: str) -> str:
+        colour = self._colours.setdefault(origin, _PALETTE[len(self._colours) % len(_PALETTE)])
+        return f"\x1b[{colour}m{text}\x1b[0m"
 
     def end(self) -> None:
         print(flush=True)
-        if self._console is not None and self._legend:
-            parts = [Text("proposed by: "), *(Text(f"{name}  ", style=c) for name, c in self._colours.items())]
-            console(stderr=True).print(Text.assemble(*parts, "the target itself: plain"))
+        if self._on and self._legend:
+            names = "  ".join(self._paint(name, name) for name in self._colours)
+            say(f"proposed by: {names}  the target itself: plain")
 
 
 def percent(x: float | None) -> str:

@@ -16,7 +16,10 @@ from slipstream.core.types import StepRecord
 
 @dataclass
 class Stats:
-    """Sums over steps. Seconds are of whole steps: of several sequences at once each counts the shared time."""
+    """Sums over steps. Seconds are of whole steps: of several sequences at once each counts the shared time.
+
+    A draft model reads the prompt in its first step: that time is in `draft_s`, and so in tokens per second.
+    """
 
     steps: int = 0  # forwards that chose tokens, without prompt reading
     verify_steps: int = 0  # of these, with a draft
