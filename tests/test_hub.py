@@ -105,6 +105,7 @@ def test_wrong_bytes_are_refused_and_deleted(wheels: Path, home: Path) -> None:
 
 CHILD = """
 import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job begins with it ignored
 from test_hub import PARTS, catalog_of
 from slipstream.hub import pull
 def die(done, total, what):

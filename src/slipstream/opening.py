@@ -47,6 +47,10 @@ class OpenOptions:
     check_memory: bool = True
     progress: Progress | None = None
 
+    def __post_init__(self) -> None:
+        if self.n_slots < 1:
+            raise InputError(f"n_slots is {self.n_slots}", "it must be at least 1")
+
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> OpenOptions:
         known = {f.name for f in fields(cls)}

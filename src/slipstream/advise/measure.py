@@ -70,6 +70,7 @@ class Row:
     prompts: int
     plain_spread: list[float] = field(default_factory=list)
     spec_spread: list[float] = field(default_factory=list)
+    speedup_spread: list[float] = field(default_factory=list)
     interval: list[float] | None = None
 
     def as_dict(self) -> dict[str, Any]:
@@ -182,6 +183,7 @@ def row(kind: str, samples: Sequence[Sample], seed: int = 0) -> Row:
         prompts=len(samples),
         plain_spread=[min(plain), max(plain)] if plain else [],
         spec_spread=[min(spec), max(spec)] if spec else [],
+        speedup_spread=[min(ratios), max(ratios)] if ratios else [],
         interval=bootstrap([p for s in samples for p in s.pairs], seed),
     )
 
@@ -214,8 +216,8 @@ def verdict(row: Row) -> str:
     if row.mismatches:
         return "WRONG TEXT: please report this"
     low, high = row.interval or (row.speedup, row.speedup)
-    # Where both ways have runs as fast as the other's, the machine was busy with something else, or it is a draw.
-    apart = max(row.plain_spread) < min(row.spec_spread) or max(row.spec_spread) < min(row.plain_spread)
+    # Each run is a ratio of neighbours in time: where runs disagree on who was faster, something else was at work.
+    apart = min(row.speedup_spread) > 1 or max(row.speedup_spread) < 1
     if apart and row.speedup >= WORTH and low > 1:
         return f"pays: {row.speedup:.2f}x"
     if apart and row.speedup <= 1 / WORTH and high < 1:

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from slipstream.core.ports import Drafter, Model, Policy, Room, Want
-from slipstream.core.sequence import TARGET_ORIGIN, Emission, Sequence
+from slipstream.core.sequence import TARGET_ORIGIN, Emission, Sequence, Token
 from slipstream.core.types import EMPTY_DRAFT, Array, Draft, Span, StepRecord, Verdict
 from slipstream.errors import UsageError
 
@@ -60,10 +60,14 @@ class Loop:
         rows = self.model.forward([w.span() for w in works])
         t2 = self.clock()
         settled = [self._settle(w, r) for w, r in zip(works, rows, strict=True)]
-        for emission, nodes in settled:
-            self.model.keep(emission.sequence.slot, nodes)
+        for work, (_, path) in zip(works, settled, strict=True):
+            m = len(work.pending)
+            self.model.keep(work.sequence.slot, [*range(m), *(m + i for i in path)])
         times = (t1 - t0, t2 - t1, self.clock() - t2)
-        emissions = [replace(e, record=e.record.timed(*times)) for e, _ in settled]
+        emissions = [
+            Emission(w.sequence, tokens, _record(w, tokens, path, *times))
+            for w, (tokens, path) in zip(works, settled, strict=True)
+        ]
         self.policy.learn([e.record for e in emissions])
         return emissions
 
@@ -113,38 +117,45 @@ class Loop:
 
     # -- verify, keep, record --------------------------------------------------------------------------------------
 
-    def _settle(self, work: _Work, rows: Array) -> tuple[Emission, list[int]]:
-        """What the forward gave this sequence, and the nodes of its span that become its past.
+    def _settle(self, work: _Work, rows: Array) -> tuple[tuple[Token, ...], tuple[int, ...]]:
+        """The tokens that this sequence gets, and the accepted nodes of its draft.
 
         Nothing is kept yet: with a checkpoint that can mean a forward, and other sequences' rows are views.
         """
-        seq, draft, m = work.sequence, work.draft, len(work.pending)
-        position = len(seq.tokens)
+        seq, draft = work.sequence, work.draft
         if not work.ready:
-            return Emission(seq, (), StepRecord(seq.slot, position, m, 0, 0, 0, 0, 0)), list(range(m))
-        verdict = seq.verify(draft, rows, seq.sampler, position)
+            return (), ()
+        verdict = seq.verify(draft, rows, seq.sampler, len(seq.tokens))
         said = [draft.tokens[i] for i in verdict.path] + [verdict.token]
         end = next((i for i, token in enumerate(said) if token in seq.ends), None)
         if end is not None:  # what was accepted behind an end token was never said
             verdict, said, seq.finish = Verdict(verdict.path[:end], said[end]), said[:end], "stop"
         if self.drafter is not None and seq.drafting:
             self.drafter.observe(seq.slot, draft, verdict, rows)
-        accepted = len(verdict.path)
         origins = [draft.origin[i] for i in verdict.path] + [TARGET_ORIGIN]
         places = [0, *(i + 1 for i in verdict.path)]
         tokens = tuple(seq.deliver(t, o, rows[p]) for t, o, p in zip(said, origins, places, strict=False))
         if seq.finish is None and seq.left <= 0:
             seq.finish = "length"
-        record = StepRecord(
-            slot=seq.slot,
-            position=position,
-            prefilled=m if m > 1 else 0,
-            proposed=work.proposed,
-            verified=len(draft),
-            accepted=accepted,
-            emitted=len(tokens),
-            depth=max(draft.depths(), default=0),
-            accepted_origins=tuple(origins[:-1]),
-            verified_origins=Counter(draft.origin),
-        )
-        return Emission(seq, tokens, record), [*range(m), *(m + i for i in verdict.path)]
+        return tokens, verdict.path
+
+
+def _record(
+    work: _Work, tokens: Seq[Token], path: Seq[int], draft_s: float, forward_s: float, verify_s: float
+) -> StepRecord:
+    draft, m = work.draft, len(work.pending)
+    return StepRecord(
+        slot=work.sequence.slot,
+        position=len(work.sequence.tokens) - len(tokens),
+        prefilled=m if m > 1 or not work.ready else 0,
+        proposed=work.proposed,
+        verified=len(draft),
+        accepted=len(path),
+        emitted=len(tokens),
+        depth=max(draft.depths(), default=0),
+        accepted_origins=tuple(draft.origin[i] for i in path),
+        verified_origins=Counter(draft.origin) if draft.tokens else {},
+        draft_s=draft_s,
+        forward_s=forward_s,
+        verify_s=verify_s,
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -217,9 +217,6 @@ class StepRecord:
     @property
     def discarded(self) -> int:
         return self.proposed - self.verified
-
-    def timed(self, draft_s: float, forward_s: float, verify_s: float) -> StepRecord:
-        return replace(self, draft_s=draft_s, forward_s=forward_s, verify_s=verify_s)
 
     def as_dict(self) -> dict[str, Any]:
         return {**self.__dict__, "verified_origins": dict(self.verified_origins), "discarded": self.discarded}

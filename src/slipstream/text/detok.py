@@ -31,15 +31,14 @@ class TextStream:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._held: list[Segment] = []
         self.stopped = False
-        self.text = ""  # everything released so far
 
     def push(self, data: bytes, origin: str) -> list[Segment]:
         """Text released by this token. After it, `stopped` says whether a stop string was completed."""
         new = self._decoder.decode(data)
+        if not self.stops:
+            return [Segment(new, origin)] if new else []
         if new:
             self._held.append(Segment(new, origin))
-        if not self.stops:
-            return self._release(None)
         held = "".join(s.text for s in self._held)
         found = [at for stop in self.stops if (at := held.find(stop)) >= 0]
         if found:
@@ -74,5 +73,4 @@ class TextStream:
             if tail:
                 rest.append(Segment(tail, s.origin))
         self._held = rest
-        self.text += "".join(s.text for s in out)
         return out
