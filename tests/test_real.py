@@ -8,15 +8,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from slipstream.advise.compare import compare
 from slipstream.core.policy import Fixed
-from slipstream.core.types import SamplingParams
+from slipstream.core.ports import Want
+from slipstream.core.types import Draft, SamplingParams
 from slipstream.drafters.model import ModelDrafter
 from slipstream.drafters.suffix import SuffixDrafter
 from slipstream.engine import Engine
@@ -124,10 +125,18 @@ def test_chat_keeps_the_cache_between_turns(rig: Rig) -> None:
     assert compare(engine, prompt, SamplingParams(), fresh.ids, second.ids).verdict != "mismatch"
 
 
+class Stumbling(SuffixDrafter):
+    """Right at first and then wrong, so that every draft has something to take back."""
+
+    def propose(self, slot: int, tokens: Sequence[int], want: Want) -> Draft:
+        draft = super().propose(slot, tokens, want)
+        return replace(draft, tokens=(*draft.tokens[:1], *(t + 1 for t in draft.tokens[1:])))
+
+
 def test_a_quantised_cache_is_rolled_back_too(rig: Rig) -> None:
     model = LlamaModel(rig.small.path, LlamaOptions(n_ctx=N_CTX, kv_type_k="q8_0", kv_type_v="q8_0"))
     try:
-        engine = Engine(model, LlamaTokenizer(model.handle), SuffixDrafter(1), Fixed(4, 2))
+        engine = Engine(model, LlamaTokenizer(model.handle), Stumbling(1), Fixed(4, 2))
         ids = engine.tokenizer.encode(PROMPTS[2])
         plain = engine.generate(ids, max_tokens=32, speculative=False)
         r = engine.generate(ids, max_tokens=32)
