@@ -33,9 +33,10 @@ def command(
 
     With --verify rejection, block or typical only what that verifier promises is looked at; for typical, which promises
     nothing, its distance from the target is measured.
+
     Greedy text and sampled text with the same seed must be plain decoding's own, token for token; a difference passes
-    only at a near tie, where the token said was less than 0.7 logits behind the best. For rejection and block verification
-    the distribution is tested by chi-square; a sound build fails one audit in a thousand.
+    only at a near tie, where the token said was less than 0.7 logits behind the best. For rejection and block
+    verification the distribution is tested by chi-square; a sound build fails one audit in a thousand.
     """
     from slipstream.advise.audit import FALSE_ALARM
 
