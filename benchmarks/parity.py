@@ -94,7 +94,7 @@ def main() -> None:
                 continue
             engine = Engine(first.model, first.tokenizer, drafter, Fixed(4))
             for k in KS:
-                engine.policy = engine._loop.policy = Fixed(k)
+                engine.policy = Fixed(k)
                 found: Counter[str] = Counter()
                 gaps, verified, accepted = [], 0, 0
                 for ids, right in zip(asked, plain, strict=True):

@@ -11,7 +11,7 @@ import pytest
 from helpers import PROMPT, Always, Hits, Random, Wrong, markov_table, outcome, toy_engine
 from slipstream.core.noise import TARGET, gumbel
 from slipstream.core.policy import Fixed, Off
-from slipstream.core.ports import Room
+from slipstream.core.ports import Choice, Room
 from slipstream.core.stats import Stats
 from slipstream.core.types import EMPTY_DRAFT, Draft, SamplingParams, Span
 from slipstream.engine import Engine
@@ -61,9 +61,10 @@ class DropsOne(Fixed):
         super().__init__(k)
         self.round, self.drop = -1, drop
 
-    def choose(self, rooms: Sequence[Room], drafts: Sequence[Draft]) -> list[Draft]:
+    def choose(self, rooms: Sequence[Room], offers: Sequence[Sequence[Draft]]) -> list[Choice]:
         self.round += 1
-        return [EMPTY_DRAFT if self.round == self.drop else d for d in drafts]
+        chosen = super().choose(rooms, offers)
+        return [Choice(EMPTY_DRAFT)] * len(rooms) if self.round == self.drop else chosen
 
 
 def test_t13_counter_identities_at_a_cap() -> None:

@@ -18,7 +18,7 @@ FLOORS = {
     "errors": 0,
     "core": 1,
     **dict.fromkeys(("drafters", "models", "text", "hub", "data"), 2),
-    **dict.fromkeys(("engine", "generation", "opening", "aio"), 3),
+    **dict.fromkeys(("engine", "generation", "opening", "drafting", "pricing", "aio"), 3),
     **dict.fromkeys(("serve", "advise"), 4),
     **dict.fromkeys(("cli", "__main__"), 5),
 }

@@ -235,7 +235,7 @@ def test_t07_no_padding_is_ever_drafted(temperature: float, verify: str) -> None
             continue
         engine = padded_engine(target, draft, k, width, verify)
         watch: list[Draft] = []
-        engine.drafter.observe = lambda slot, draft, verdict, rows, to=watch: to.append(draft)  # type: ignore[method-assign,union-attr]
+        engine.drafters[0].observe = lambda slot, draft, verdict, rows, to=watch: to.append(draft)  # type: ignore[method-assign]
         sampling = SamplingParams(temperature=temperature, seed=2, presence_penalty=0.1)
         r = engine.generate(PROMPT, max_tokens=60, sampling=sampling)
         assert watch and all(0 <= t < REAL for d in watch for t in d.tokens)

@@ -26,7 +26,7 @@ from slipstream.models import memory
 from slipstream.models.llamacpp import probe
 from test_hub import WHOLE, catalog_of
 
-COMMANDS = ("demo", "run", "chat", "bench", "audit", "check", "doctor", "models", "pull")
+COMMANDS = ("demo", "run", "chat", "bench", "audit", "check", "cost", "doctor", "models", "pull", "tune-draft")
 MODEL = "smollm2-135m"
 REPEATS = "one two three four one two three four one two"  # raw text that any drafter can go on with
 ROW = {
@@ -60,7 +60,7 @@ def assert_one_clear_error(stderr: str) -> None:
 
 
 def test_run_sends_text_to_stdout_and_the_rest_to_stderr(smollm2: Path) -> None:
-    done = slipstream("run", "-m", str(smollm2), "--raw", "--max-tokens", "12", REPEATS)
+    done = slipstream("run", "-m", str(smollm2), "--raw", "--max-tokens", "12", "--k", "4", REPEATS)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith(" three four")
     for word in ("tok/s", "acceptance rate", "by drafter", "suffix", "forward"):
@@ -196,7 +196,7 @@ def test_models_and_pull(smollm2: Path) -> None:
     [
         (["run", "-m", "nowhere/model.gguf", "hi"], "no such file: nowhere/model.gguf"),
         (["run", "-m", "smolm2-135", "hi"], "did you mean smollm2-135m"),
-        (["run", "-m", MODEL, "--draft", "sufix", "hi"], "drafters without a model: suffix, none"),
+        (["run", "-m", MODEL, "--draft", "sufix", "hi"], "drafters without a model: predicted, recycle, suffix, none"),
         (["run", "-m", MODEL, "--k", "-1", "hi"], "k is -1"),
         (["run", "-m", MODEL, "--k", "two", "hi"], "--k"),
         (["run", "-m", MODEL, "--ctx", "1000000", "hi"], "use --ctx 8192 or less"),

@@ -51,7 +51,7 @@ def test_a_plug_in_is_found_by_its_entry_point(tmp_path: Path) -> None:
     child = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, env={"PYTHONPATH": str(tmp_path)}
     )
-    assert "'echo', 'suffix'] echo" in child.stdout
+    assert "['bad', 'echo', 'predicted', 'recycle', 'suffix'] echo" in child.stdout
     assert "the drafter bad (my_echo:Nothing) fails to load" in child.stdout
     assert "unknown drafter: ecoh | did you mean echo?" in child.stdout
 

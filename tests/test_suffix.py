@@ -122,7 +122,39 @@ def test_what_followed_most_often_comes_first_and_the_later_of_equals() -> None:
     assert first([7, 1, 7, 2, 7, 2, 7, 3, 7])[0] == 2
     assert set(first([7, 1, 7, 2, 7, 2, 7, 3, 7])) == {1, 2, 3}
     assert first([7, 1, 8, 7, 2, 6, 7]) == [2, 1] and first([7, 2, 8, 7, 1, 6, 7]) == [1, 2]
-    assert first([7, 1, 9, 7, 2, 7, 2, 9, 7]) == [2]  # the longer context, 9 7, was followed by 2 alone
+    # The longer context, 9 7, was followed by 2 alone; 1 followed the shorter one.
+    assert first([7, 1, 9, 7, 2, 7, 2, 9, 7]) == [2, 1] and first([7, 1, 7, 1, 7, 1, 9, 7, 2, 9, 7], 1) == [2]
+
+
+def test_shorter_contexts_offer_what_the_longest_match_does_not_know() -> None:
+    text = [*[5, 6, 1] * 4, 9, 5, 6, 2, 8, 9, 5, 6]  # 9 5 6 was followed by 2 once, 5 6 four times by 1
+    drafter = SuffixDrafter()
+    drafter.begin(0, text, GREEDY)
+    draft = drafter.propose(0, text, Want(4, 1, 3))
+    assert set(draft.tokens) == {1, 2} and sum(draft.prob) <= 1
+    assert draft.evidence[draft.tokens.index(2)] == (2, "once")
+    assert draft.evidence[draft.tokens.index(1)] == (1, "major")
+
+
+@given(st.lists(st.integers(0, 3), min_size=1, max_size=50), st.integers(1, 3))
+def test_evidence_is_a_length_and_an_agreement(tokens: list[int], min_match: int) -> None:
+    drafter = SuffixDrafter(min_match)
+    drafter.begin(0, tokens, GREEDY)
+    draft = drafter.propose(0, tokens, Want(8, 4, 2))
+    for label in draft.evidence:
+        length, agreement = label  # type: ignore[misc]
+        assert min_match - 1 <= length <= 6 and agreement in ("once", "often", "major", "minor")
+    for kids in draft.children():
+        assert sum(draft.prob[i] for i in kids) <= 1 + 1e-9
+
+
+@given(TOKENS, st.integers(1, 10), st.integers(1, 6))
+def test_a_wider_draft_holds_the_chain(tokens: list[int], nodes: int, depth: int) -> None:
+    drafter = SuffixDrafter(1)
+    drafter.begin(0, tokens, GREEDY)
+    chain, tree = (drafter.propose(0, tokens, Want(nodes, depth, width)) for width in (1, 2))
+    if len(chain):
+        assert chain.tokens[0] in {tree.tokens[i] for i in tree.children()[0]} and len(tree) >= len(chain.tokens[:1])
 
 
 @given(TOKENS)
@@ -240,7 +272,10 @@ def test_slots_are_apart_and_begin_forgets() -> None:
 
 
 def test_the_table_of_names() -> None:
-    assert "suffix" in drafters.names() and "model" not in drafters.names()
+    assert set(drafters.names()) >= {"suffix", "recycle", "predicted"}
+    assert not {"model", "corpus"} & set(drafters.names())
+    for name in ("suffix", "recycle", "predicted"):
+        assert drafters.create(name).name == name
     assert isinstance(drafters.create("suffix"), SuffixDrafter)
     with pytest.raises(UnknownName) as caught:
         drafters.create("sufix")

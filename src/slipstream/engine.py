@@ -11,15 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream.core.loop import Loop
 from slipstream.core.policy import Fixed
-from slipstream.core.ports import Drafter, Model, Policy
+from slipstream.core.ports import Drafter, Expecting, Model, Policy
 from slipstream.core.sequence import Sequence as TokenSequence
 from slipstream.core.verify import LOSSY, verifier
+from slipstream.drafting import DEFAULT
 from slipstream.errors import CapabilityError, ContextError, InputError, UsageError
 from slipstream.generation import Chunk, Generation, Request, Result
 from slipstream.text.chat import render
 from slipstream.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
+    from slipstream.drafting import Draft
     from slipstream.opening import OpenOptions
 
 
@@ -34,35 +36,34 @@ class Engine:
         self,
         model: Model,
         tokenizer: Tokenizer,
-        drafter: Drafter | None = None,
+        drafter: Drafter | Sequence[Drafter] | None = None,
         policy: Policy | None = None,
         verify: str = "exact",
         name: str = "target",
         owned: Sequence[Model] = (),
     ) -> None:
-        self.model, self.tokenizer, self.drafter, self.verify, self.name = model, tokenizer, drafter, verify, name
-        self.policy = policy or Fixed(4)
+        self.model, self.tokenizer, self.verify, self.name = model, tokenizer, verify, name
+        self.drafters: tuple[Drafter, ...] = several(drafter)
         self._owned = [model, *owned]
         self._closed = False
         self._thread = threading.get_ident()
+        self._loop = Loop(model, self.drafters, policy or Fixed(4), time.perf_counter)
         verifier(verify, self.policy.most.width)
-        if drafter is not None and model.caps.rollback == "none":
+        if self.drafters and model.caps.rollback == "none":
             raise CapabilityError(
                 f"{name} cannot take back rejected tokens, so nothing can be drafted for it", "use --draft none"
             )
-        self._loop = Loop(model, drafter, self.policy, time.perf_counter)
         self._active: dict[int, Generation] = {}
         self._cached: list[list[int]] = [[] for _ in range(model.caps.n_slots)]
 
     @classmethod
-    def open(
-        cls, target: str, draft: str | Drafter | None = "suffix", options: OpenOptions | None = None, **settings: Any
-    ) -> Engine:
+    def open(cls, target: str, draft: Draft = DEFAULT, options: OpenOptions | None = None, **settings: Any) -> Engine:
         """Open models by catalogue name, path or hf:owner/repo/file.gguf.
 
-        `draft` is a drafter's name ("suffix"), a model, a Drafter, or None for plain decoding. Settings are the fields
-        of OpenOptions; an unknown one raises UnknownName with the nearest. Everything is checked before anything is
-        loaded: files, vocabularies of the pair, memory, and that the native build runs on this machine.
+        `draft` names drafters and at most one model ("suffix,recycle,qwen2.5-coder-0.5b"), is a Drafter or several, or
+        None for plain decoding. Settings are the fields of OpenOptions; an unknown one raises UnknownName with the
+        nearest. Everything is checked before anything is loaded: files, vocabularies of the pair, memory, and that the
+        native build runs on this machine.
         """
         from slipstream.opening import open_engine
 
@@ -121,9 +122,10 @@ class Engine:
             n_ctx if request.max_tokens is None else min(n_ctx, len(prompt) + request.max_tokens),
             frozenset() if request.ignore_end else self.tokenizer.ends,
             how,
-            request.speculative and self.drafter is not None,
+            request.speculative and bool(self.drafters),
             request.logprobs,
         )
+        self._expect(slot, request)
         generation = Generation(seq, self.tokenizer, request.stop, cached, self._notes(request, verify))
         if not generation.done:
             self._loop.begin(seq)
@@ -180,24 +182,50 @@ class Engine:
     # -- state ------------------------------------------------------------------------------------------------------
 
     @property
+    def policy(self) -> Policy:
+        """How much is drafted; another one may be set while no request runs."""
+        return self._loop.policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        self._check_thread()
+        if self._active:
+            raise UsageError("a request is running", "set the policy before or after it")
+        verifier(self.verify, policy.most.width)
+        self._loop.policy = policy
+
+    @property
     def status(self) -> dict[str, Any]:
         """What is active, and why not if not."""
         reason = ""
-        if self.drafter is None:
+        if not self.drafters:
             reason = "no drafter was given"
         elif not self.policy.most.nodes:
             reason = "the policy drafts nothing (k is 0)"
         return {
             "target": self.name,
-            "drafter": self.drafter.name if self.drafter else None,
+            "drafter": "+".join(d.name for d in self.drafters) or None,
+            "drafters": self.policy.report(),
             "verify": self.verify,
             "lossy": self.verify in LOSSY,
             "active": not reason,
             "reason": reason,
         }
 
+    def _expect(self, slot: int, request: Request) -> None:
+        """Tell the drafters that can use it what the answer is expected to be like."""
+        if request.prediction is None:
+            return
+        text = request.prediction
+        ids = self.tokenizer.encode(text) if isinstance(text, str) else [int(t) for t in text]
+        for drafter in self.drafters:
+            if isinstance(drafter, Expecting):
+                drafter.expect(slot, ids)
+
     def _notes(self, request: Request, verify: str) -> list[str]:
         notes = []
+        if request.prediction is not None and not any(isinstance(d, Expecting) for d in self.drafters):
+            notes.append("the prediction was not used: no drafter takes one (add predicted to the drafters)")
         if not request.speculative:
             notes.append("drafting was off: the request asked for plain decoding")
         elif self.status["reason"]:
@@ -249,6 +277,7 @@ class Engine:
 
     def _release(self, generation: Generation) -> None:
         seq = generation.sequence
+        generation.drafters = self.policy.report() if seq.drafting else {}
         self._loop.end(seq)
         del self._active[seq.slot]
         n = min(self.model.n_past(seq.slot), len(seq.tokens))
@@ -266,6 +295,13 @@ class Engine:
             self.model.truncate(generation.sequence.slot, 0)
             self._cached[generation.sequence.slot] = []
         self._active.clear()
+
+
+def several(drafter: Drafter | Sequence[Drafter] | None) -> tuple[Drafter, ...]:
+    """One, several or no drafters as a tuple."""
+    if drafter is None:
+        return ()
+    return tuple(drafter) if isinstance(drafter, Sequence) else (drafter,)
 
 
 def _common(a: Sequence[int], b: Sequence[int]) -> int:

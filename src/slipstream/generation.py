@@ -32,6 +32,7 @@ class Request:
     logprobs: int | None = None  # so many likeliest tokens beside each delivered one
     reuse_cache: bool = False  # start from what an earlier request left in a slot, as a chat does
     ignore_end: bool = False  # go on after an end token (benchmarks)
+    prediction: str | Sequence[int] | None = None  # what the answer is expected to be like, for the predicted drafter
 
     def __post_init__(self) -> None:
         if (self.prompt is None) == (self.messages is None):
@@ -78,6 +79,7 @@ class Result:
     usage: Usage
     stats: Stats
     notes: tuple[str, ...]
+    drafters: Mapping[str, str] = field(default_factory=dict)  # a word on each at the end: active, or paused and why
 
     def as_dict(self) -> dict[str, Any]:
         out: dict[str, Any] = {
@@ -86,6 +88,7 @@ class Result:
             "finish_reason": self.finish_reason,
             "usage": asdict(self.usage),
             "stats": self.stats.as_dict(),
+            "drafters": dict(self.drafters),
             "notes": list(self.notes),
         }
         if any(t.logprob is not None for t in self.tokens):
@@ -106,6 +109,7 @@ class Generation:
         self.tokens: list[Token] = []
         self.segments: list[Segment] = []
         self.stats = Stats()
+        self.drafters: Mapping[str, str] = {}
         self.backlog: deque[Chunk] | None = None  # for a reader that does not make every step itself
 
     @property
@@ -157,4 +161,5 @@ class Generation:
             usage=Usage(seq.n_prompt, len(self.tokens), self.cached),
             stats=self.stats,
             notes=self.notes,
+            drafters=self.drafters,
         )

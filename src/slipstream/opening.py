@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slipstream import drafters
+from slipstream import drafters, pricing
+from slipstream.core.cost import Curve, Prices
 from slipstream.core.policy import Fixed, Off
-from slipstream.core.ports import Drafter, Policy
+from slipstream.core.ports import Model, Policy, Want
+from slipstream.core.priced import MOST, Priced
 from slipstream.core.verify import verifier
+from slipstream.drafters.corpus import CorpusDrafter
+from slipstream.drafters.corpus_files import Corpus, Encode
+from slipstream.drafters.model import Choice as Way
 from slipstream.drafters.model import ModelDrafter
+from slipstream.drafting import Drafting
 from slipstream.errors import CapabilityError, ContextError, InputError, UnknownName
 from slipstream.hub import cache_dir, resolve
 from slipstream.hub.fetch import Progress
@@ -21,20 +27,28 @@ from slipstream.models.gguf import GGUFHeader, read_header
 from slipstream.text import pairing, vocab
 
 if TYPE_CHECKING:
+    from slipstream.drafting import Draft
     from slipstream.engine import Engine
+    from slipstream.models.llamacpp.model import LlamaModel, LlamaOptions
 
 log = logging.getLogger("slipstream")
-DEFAULT_K = {"model": 4}
-DEFAULT_K_OTHER = 8
+FIXED_K = 4
+POLICIES = ("priced", "fixed", "off")
 
 
 @dataclass(frozen=True)
 class OpenOptions:
-    """Settings of Engine.open. `n_ctx` is per slot, 0: the model's own, at most 4096. `k` is the draft length."""
+    """Settings of Engine.open. `n_ctx` is per slot, 0: the model's own, at most 4096.
 
-    k: int | None = None  # None: 4 for a draft model, 8 for drafters that cost nothing; 0 is plain decoding
-    width: int = 1  # children of a node; above 1 the draft is a tree
-    policy: Policy | None = None  # instead of k and width
+    `policy` is "priced" (every step by its measured price), "fixed" (always `k` tokens), "off", or a Policy; left out,
+    it is fixed when a `k` is given, else priced.
+    """
+
+    k: int | None = None  # the fixed draft length; 0 is plain decoding
+    width: int | None = None  # children of a node; 1, the default: chains only
+    policy: str | Policy | None = None
+    corpus: Sequence[str | Path] = ()  # files, folders or a saved corpus (.npz) to draft from
+    save_corpus: str | Path | None = None  # where to keep it; nowhere by itself
     verify: str = "exact"
     n_ctx: int = 0
     n_slots: int = 1
@@ -50,6 +64,14 @@ class OpenOptions:
     def __post_init__(self) -> None:
         if self.n_slots < 1:
             raise InputError(f"n_slots is {self.n_slots}", "it must be at least 1")
+        if self.save_corpus and not self.corpus:
+            raise InputError("there is no corpus to save", "name its files with --corpus")
+        if isinstance(self.policy, str) and self.policy not in POLICIES:
+            raise UnknownName("policy", self.policy, POLICIES)
+        if self.k is not None and self.policy not in (None, "fixed"):
+            raise InputError("k is the draft length of the fixed policy", "leave out k, or the policy")
+        if self.width is not None and self.width < 1:
+            raise InputError(f"width is {self.width}", "1 drafts chains, 2 or more trees")
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> OpenOptions:
@@ -59,17 +81,18 @@ class OpenOptions:
                 raise UnknownName("setting", name, known)
         return cls(**settings)
 
-    def make_policy(self, drafter_name: str | None) -> Policy:
-        """Raises InputError for a k or width that makes no sense."""
-        k = DEFAULT_K.get(drafter_name or "", DEFAULT_K_OTHER) if self.k is None else self.k
-        return self.policy or (Fixed(k, self.width) if drafter_name and k else Fixed(k) if k < 0 else Off())
+    def fixed_policy(self, drafting: bool) -> Policy | None:
+        """The policy, where it needs no prices; None: priced. Raises InputError for a k that makes no sense."""
+        if self.policy is not None and not isinstance(self.policy, str):
+            return self.policy
+        k = FIXED_K if self.k is None else self.k
+        if k < 0 or (k and drafting and (self.policy == "fixed" or self.k is not None)):
+            return Fixed(k, self.width or 1)
+        return Off() if not drafting or self.policy == "off" or not k else None
 
-
-def draft_kind(draft: str | Drafter | None) -> str | None:
-    """What `draft` names: None, "drafter" (needs no model), or "model"."""
-    if draft is None or draft == "none":
-        return None
-    return "drafter" if not isinstance(draft, str) or draft in drafters.names() else "model"
+    def most(self) -> Want:
+        """What the priced policy may ask of a drafter."""
+        return replace(MOST, width=self.width or MOST.width)
 
 
 @dataclass(frozen=True)
@@ -81,12 +104,13 @@ class Files:
     pair: pairing.Pairing | None
 
     @classmethod
-    def find(cls, target: str, draft: str | Drafter | None, progress: Progress | None = None) -> Files:
+    def find(cls, target: str, draft: Draft, progress: Progress | None = None) -> Files:
         """Raises InputError, ModelFileError, PairError, FetchError and the like: all that can be known from headers."""
+        model = Drafting.of(draft).model
         head = _header(target, progress)
-        if draft_kind(draft) != "model":
+        if model is None:
             return cls(head, None, None)
-        small = _header(str(draft), progress, also=drafters.names())
+        small = _header(model, progress, also=drafters.names())
         if small.is_recurrent or small.is_hybrid:
             raise CapabilityError(
                 f"{small.path.name} is a {'recurrent' if small.is_recurrent else 'hybrid'} model: as a draft model it "
@@ -106,26 +130,20 @@ def _header(ref: str, progress: Progress | None, also: list[str] | None = None) 
 
 
 def open_engine(
-    cls: type[Engine],
-    target: str,
-    draft: str | Drafter | None,
-    options: OpenOptions | None,
-    settings: Mapping[str, Any],
+    cls: type[Engine], target: str, draft: Draft, options: OpenOptions | None, settings: Mapping[str, Any]
 ) -> Engine:
     """See Engine.open."""
     checked = OpenOptions.of(settings)
     o = replace(options, **settings) if options else checked
-    kind = draft_kind(draft)
-    name = {None: None, "model": "model"}.get(
-        kind, draft if isinstance(draft, str) else getattr(draft, "name", "draft")
-    )
-    policy = o.make_policy(name)
-    verifier(o.verify, policy.most.width)
-    if kind == "model" and not policy.most.nodes:
-        log.warning("a draft model is given, but k is 0: nothing will be drafted")
+    drafting = Drafting.of(draft)
+    policy = o.fixed_policy(drafting.any or bool(o.corpus))
+    verifier(o.verify, (policy.most if policy else o.most()).width)
+    if drafting.model and policy and not policy.most.nodes:
+        why = "k is 0" if o.k == 0 else "the policy is off"
+        log.warning("a draft model is given, but %s: nothing will be drafted", why)
     files = Files.find(target, draft, o.progress)
     o = _fit(files, o)
-    return _load(cls, files, draft, kind, policy, o)
+    return _load(cls, files, drafting, policy, o)
 
 
 def memory_plan(files: Files, o: OpenOptions) -> tuple[memory.MemoryPlan, int, int]:
@@ -185,41 +203,73 @@ def _fit(files: Files, o: OpenOptions) -> OpenOptions:
     return replace(o, n_ctx=context(files.target, o.n_ctx), gpu_layers=layers, draft_gpu_layers=draft_layers)
 
 
-def _load(
-    cls: type[Engine], files: Files, draft: str | Drafter | None, kind: str | None, policy: Policy, o: OpenOptions
-) -> Engine:
-    from slipstream.models.llamacpp import probe
-    from slipstream.models.llamacpp.model import LlamaModel, LlamaOptions
+def _load(cls: type[Engine], files: Files, drafting: Drafting, policy: Policy | None, o: OpenOptions) -> Engine:
+    from slipstream.models.llamacpp.model import LlamaOptions
     from slipstream.models.llamacpp.tokenizer import LlamaTokenizer
 
     common = LlamaOptions(n_ctx=o.n_ctx, n_slots=o.n_slots, threads=o.threads, flash_attn=o.flash_attn)
-    probed = cache_dir() / "probed-builds.json"
-
-    def load(head: GGUFHeader, kv: str, layers: int | None) -> LlamaModel:
-        probe.ensure(head.path, head.quantization, probed, layers or 0)
-        return LlamaModel(head.path, replace(common, kv_type_k=kv, kv_type_v=kv, gpu_layers=layers or 0))
-
-    model = load(files.target, o.kv_type, o.gpu_layers)
-    owned = []
+    target = replace(common, kv_type_k=o.kv_type, kv_type_v=o.kv_type, gpu_layers=o.gpu_layers or 0)
+    model = load_model(files.target, target)
+    owned: list[Model] = []
     try:
         tokenizer = LlamaTokenizer(model.handle)
-        drafter: Drafter | None = None
-        if kind == "model" and files.draft is not None and files.pair is not None:
+        made = drafting.create(weighed=policy is None)
+        if o.corpus:
+            made.append(CorpusDrafter(read_corpus(o.corpus, tokenizer.encode, o.save_corpus)))
+        prices = {}
+        if files.draft is not None and files.pair is not None:
             if files.pair.note:
                 log.info("%s", files.pair.note)
-            common = replace(common, n_ctx=min(model.caps.n_ctx, files.draft.n_ctx_train))
-            small = load(files.draft, o.draft_kv_type, o.draft_gpu_layers)
-            owned.append(small)
-            drafter = ModelDrafter(
-                small,
-                "sampled" if o.verify in ("rejection", "block") else "keyed",
-                files.pair.n_shared,
-                model.caps.n_vocab,
-            )
-        elif kind == "drafter":
-            drafter = drafters.create(draft) if isinstance(draft, str) else draft
-        return cls(model, tokenizer, drafter, policy, o.verify, name=Path(files.target.path).name, owned=owned)
+            kv = o.draft_kv_type
+            n_ctx = min(model.caps.n_ctx, files.draft.n_ctx_train)
+            small = replace(common, n_ctx=n_ctx, kv_type_k=kv, kv_type_v=kv, gpu_layers=o.draft_gpu_layers or 0)
+            draft = load_model(files.draft, small)
+            owned.append(draft)
+            choice: Way = "sampled" if o.verify in ("rejection", "block") else "keyed"
+            made.append(ModelDrafter(draft, choice, files.pair.n_shared, model.caps.n_vocab))
+            if policy is None:
+                prices["model"] = Prices(curve_of(draft, files.draft, small))
+        policy = policy or Priced(Prices(curve_of(model, files.target, target)), prices, o.most())
+        return cls(model, tokenizer, made, policy, o.verify, name=Path(files.target.path).name, owned=owned)
     except BaseException:
         for m in (*owned, model):
             m.close()
         raise
+
+
+def load_model(head: GGUFHeader, options: LlamaOptions) -> LlamaModel:
+    """Load a model after its build was tried in a child process."""
+    from slipstream.models.llamacpp import probe
+    from slipstream.models.llamacpp.model import LlamaModel
+
+    probe.ensure(head.path, head.quantization, cache_dir() / "probed-builds.json", options.gpu_layers)
+    return LlamaModel(head.path, options)
+
+
+def curve_of(model: Model, head: GGUFHeader, options: LlamaOptions, fresh: bool = False) -> Curve:
+    """The model's price list with these options; measured when there is none, or when it shall be `fresh`."""
+    from slipstream.models.llamacpp import library
+
+    settings = asdict(options) | {"n_ctx": 0, "build": library.build_id()}
+    about = {"model": head.path.name, "threads": options.threads, "settings": settings}
+    return pricing.price_list(pricing.key(head.path, **settings), model, about, fresh)
+
+
+def read_corpus(paths: Sequence[str | Path], encode: Encode, save: str | Path | None = None) -> Corpus:
+    """A saved corpus, or one made of files and folders; kept in `save` if asked.
+
+    Raises InputError for paths that do not exist or mix the two, PairError for a corpus of another vocabulary.
+    """
+    saved = [p for p in paths if Path(p).suffix == ".npz"]
+    if saved and len(paths) > 1:
+        raise InputError(f"{saved[0]} is a saved corpus and stands alone", "build one from all the texts instead")
+    corpus = Corpus.load(saved[0], encode) if saved else Corpus.build(paths, encode)
+    left_out = ", ".join(f"{n} {reason}" for reason, n in corpus.skipped.items() if n)
+    log.info(
+        "corpus: %d files, %d tokens%s", corpus.files, len(corpus.tokens), f"; left out: {left_out}" * bool(left_out)
+    )
+    if not corpus.files:
+        log.warning("the corpus holds no text%s", f" (left out: {left_out})" if left_out else "")
+    if save:
+        corpus.save(save)
+    return corpus

@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from slipstream import __version__
-from slipstream.cli import audit, bench, chat, check, demo, doctor, models, pull, run
+from slipstream.cli import audit, bench, chat, check, cost, demo, doctor, models, pull, run, tune_draft
 from slipstream.errors import SlipstreamError
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
@@ -44,8 +44,8 @@ def _root(
     return None
 
 
-for module in (demo, run, chat, bench, audit, check, doctor, models, pull):
-    app.command(module.__name__.rpartition(".")[2], epilog=module.EPILOG)(module.command)
+for module in (demo, run, chat, bench, audit, check, cost, doctor, models, pull, tune_draft):
+    app.command(module.__name__.rpartition(".")[2].replace("_", "-"), epilog=module.EPILOG)(module.command)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

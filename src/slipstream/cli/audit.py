@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from slipstream.advise.measure import Work
 
 EPILOG = "Example: slipstream audit -m smollm2-135m\n\nExample: slipstream audit -m T.gguf --draft D.gguf --n 50 --json"
+K = 4
 
 
 @grouped
@@ -31,8 +32,9 @@ def command(
 ) -> int:
     """Check that drafting changes nothing but time. Exit code 1 when a check fails.
 
-    With --verify rejection, block or typical only what that verifier promises is looked at; for typical, which promises
-    nothing, its distance from the target is measured.
+    Four tokens are drafted at every step, unless --k or --policy say otherwise. With --verify rejection, block or
+    typical only what that verifier promises is looked at; for typical, which promises nothing, its distance from the
+    target is measured.
 
     Greedy text and sampled text with the same seed must be plain decoding's own, token for token; a difference passes
     only at a near tie, where the token said was less than 0.7 logits behind the best. For rejection and block
@@ -40,6 +42,8 @@ def command(
     """
     from slipstream.advise.audit import FALSE_ALARM
 
+    if engine.k is None and engine.policy is None:  # what is never drafted would not be tested
+        engine.k = K
     if n < 1 or draws < 0:
         raise InputError("--n must be 1 or more and --draws 0 or more", "leave them out for the defaults")
     works = _works(prompts, n)
@@ -80,7 +84,7 @@ def _texts(options: EngineOptions, works: list[Work], max_tokens: int, stopped: 
     from slipstream.advise import audit
 
     with open_engine(options) as engine:
-        if engine.drafter is None or not engine.policy.most.nodes:
+        if not engine.drafters or not engine.policy.most.nodes:
             raise InputError(f"nothing to audit: {engine.status['reason']}", "give a --draft and a --k above 0")
         temperatures = (0.0, audit.TEMPERATURE)
         return [_say(audit.same_text(engine, works, max_tokens, t, stopped)) for t in temperatures if not stopped.hit]
@@ -92,7 +96,7 @@ def _distributions(options: EngineOptions, draws: int, stopped: Stoppable) -> li
 
     verifiers = [options.verify]
     if options.verify == "exact":
-        verifiers = ["rejection", "block"] if options.width == 1 else ["rejection"]
+        verifiers = ["rejection", "block"] if options.width in (None, 1) else ["rejection"]
     level = audit.FALSE_ALARM / (2 * len(verifiers))  # two tests each; Bonferroni
     with open_engine(replace(options, verify=verifiers[0])) as engine:
         return [_say(c) for v in verifiers for c in audit.distribution(engine, v, draws, level, stopped)]

@@ -46,7 +46,7 @@ def command(
         say(f"warning: {workload.name}, line {number} is left out: {reason}")
     warn_if_busy()
     with open_engine(engine) as opened, Stoppable() as stopped:
-        if opened.drafter is None or not opened.policy.most.nodes:
+        if not opened.drafters or not opened.policy.most.nodes:
             raise InputError(f"nothing to compare: {opened.status['reason']}", "give a --draft and a --k above 0")
         check_bias(opened, params)
         session = measure.Workload(opened, loaded.works, raw, max_tokens=max_tokens, sampling=params)
@@ -68,7 +68,7 @@ def command(
         "drafter": status["drafter"],
         "rows": [r.as_dict() for r in rows],
         "notes": notes,
-        "config": config | {"engine": vars(engine), "sampling": vars(sampling)},
+        "config": config | {"engine": plain_values(engine), "sampling": vars(sampling)},
         "interrupted": stopped.hit,
         "provenance": provenance_of(engine),
     }
@@ -79,13 +79,19 @@ def command(
     return 130 if stopped.hit else 1 if any(r.mismatches for r in rows) else 0
 
 
+def plain_values(options: EngineOptions) -> dict[str, Any]:
+    """As JSON can hold them."""
+    corpus = [str(path) for path in options.corpus or ()]
+    return vars(options) | {"corpus": corpus, "save_corpus": str(options.save_corpus or "") or None}
+
+
 def provenance_of(options: EngineOptions) -> dict[str, Any]:
     """Where the numbers come from, the files of target and draft model included."""
     from slipstream.advise.provenance import provenance
+    from slipstream.drafting import Drafting
     from slipstream.hub import resolve
-    from slipstream.opening import draft_kind
 
     files = {"target": resolve(options.model)}
-    if draft_kind(options.draft) == "model":
-        files["draft"] = resolve(options.draft)
+    if model := Drafting.of(options.draft).model:
+        files["draft"] = resolve(model)
     return provenance(files, options.threads)

@@ -12,8 +12,7 @@ from slipstream.cli.options import EngineOptions, Json, grouped
 if TYPE_CHECKING:
     from slipstream.advise.measure import Work
 
-# k: best of 1 to 15 over these prompts where a forward of n tokens costs about n; larger is better on AMX and GPUs.
-MODEL, DRAFTER, K = "smollm2-135m", "suffix", 3
+MODEL, DRAFTER = "smollm2-135m", "suffix"
 ROUNDS, BUDGET_S = 3, 140.0
 EPILOG = "Example: slipstream demo\n\nExample: slipstream demo --quick --json"
 
@@ -36,10 +35,10 @@ def command(
     from slipstream.hub import resolve
 
     warn_if_busy()
-    options = EngineOptions(MODEL, DRAFTER, K)
+    options = EngineOptions(MODEL, DRAFTER)
     with open_engine(options, n_ctx=1024) as engine, Stoppable() as stopped:
         load = measure.Workload(engine, _works(quick), max_tokens=48 if quick else 96)
-        say(f"{MODEL}, drafter {DRAFTER}, k {K}: {len(load.works)} prompts, plain and speculative in turn")
+        say(f"{MODEL}, drafter {DRAFTER}, priced: {len(load.works)} prompts, plain and speculative in turn")
         for n, work in enumerate(load.rounds(1 if quick else ROUNDS, stopped, BUDGET_S), 1):
             say(f"  {n} {work.kind}")
         samples = load.samples()
@@ -53,7 +52,7 @@ def command(
             {
                 "model": MODEL,
                 "drafter": DRAFTER,
-                "k": K,
+                "policy": "priced",
                 "rows": [r.as_dict() for r in rows],
                 "interrupted": stopped.hit,
                 "provenance": provenance({"target": resolve(MODEL, fetch=False)}),

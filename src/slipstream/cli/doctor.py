@@ -43,7 +43,9 @@ def _build() -> dict[str, Any]:
     from slipstream.models.llamacpp import library
 
     try:
-        return {"ok": True, "id": library.build_id(), "system_info": library.system_info(), "gpus": library.gpus()}
+        own = library.own_kernels()
+        facts = {"id": library.build_id(), "system_info": library.system_info(), "gpus": library.gpus()}
+        return {"ok": True, **facts, "kernels": {"active": own.active, "reason": own.reason}}
     except BuildError as e:
         return {"ok": False, "message": e.message, "fix": e.hint}
     except ImportError as e:
@@ -83,6 +85,8 @@ def _print(facts: dict[str, Any]) -> None:
     if build["ok"]:
         features = [part.strip() for part in build["system_info"].split("|") if "= 1" in part]
         lines.append(("build", f"{build['id']}: {', '.join(f.split(' = ')[0] for f in features)}"))
+        own = build["kernels"]
+        lines.append(("own kernels", f"{'in use' if own['active'] else 'not in use'}: {own['reason']}"))
         gpus = ", ".join(f"{name} ({free / 2**30:.1f} GiB free)" for name, free in build["gpus"])
         lines.append(("GPUs", gpus or "none that this build can use"))
     else:

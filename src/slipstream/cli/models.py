@@ -11,7 +11,7 @@ EPILOG = "Example: slipstream models --json"
 
 
 def command(as_json: Json = False) -> int:
-    """List the models of the catalogue: size, licence, whether they are here, and which suit as draft models."""
+    """List the models that have a name: size, licence, whether they are here, and which suit as draft models."""
     from slipstream.hub import models
 
     found = models()

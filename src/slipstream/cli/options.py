@@ -6,10 +6,12 @@ import inspect
 from collections.abc import Callable
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from slipstream.drafting import DEFAULT
 from slipstream.errors import InputError
 
 if TYPE_CHECKING:
@@ -19,7 +21,9 @@ if TYPE_CHECKING:
 
 _MODELS, _DRAFTING, _SAMPLING, _MACHINE = "Models", "Drafting", "Sampling", "Memory and machine"
 MODEL_HELP = "Target: a name from `slipstream models`, a GGUF file, or hf:owner/repo/file.gguf."
-DRAFT_HELP = "Drafter: suffix (needs no model), none, or a draft model, written as the target is."
+DRAFT_HELP = (
+    "Drafters, joined by commas: suffix, recycle, …, at most one draft model (written as the target is); or none."
+)
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line on stdout.")]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", metavar="N", help="Most tokens of an answer.")]
@@ -30,17 +34,39 @@ class EngineOptions:
     """How an engine is opened."""
 
     model: Annotated[str, typer.Option("-m", "--model", help=MODEL_HELP, rich_help_panel=_MODELS)]
-    draft: Annotated[str, typer.Option("--draft", help=DRAFT_HELP, rich_help_panel=_MODELS)] = "suffix"
+    draft: Annotated[str, typer.Option("--draft", help=DRAFT_HELP, rich_help_panel=_MODELS)] = DEFAULT
     k: Annotated[
         int | None,
         typer.Option(
-            "--k", metavar="N", help="Drafted tokens a step; 0: plain decoding.",
-            show_default="4 for a model, else 8", rich_help_panel=_DRAFTING,
+            "--k", metavar="N", help="A fixed draft length; 0: plain decoding.", show_default="priced at every step",
+            rich_help_panel=_DRAFTING,
+        ),
+    ] = None  # fmt: skip
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            "--policy", help="priced (draft what pays), fixed (always --k), or off.",
+            show_default="priced, or fixed with --k", rich_help_panel=_DRAFTING,
         ),
     ] = None  # fmt: skip
     width: Annotated[
-        int, typer.Option("--width", metavar="N", help="Above 1 drafts a tree.", rich_help_panel=_DRAFTING)
-    ] = 1
+        int | None,
+        typer.Option(
+            "--width", metavar="N", help="1: chains; more: trees.", show_default="1",
+            rich_help_panel=_DRAFTING,
+        ),
+    ] = None  # fmt: skip
+    corpus: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--corpus", metavar="PATH", help="Draft from these files, folders, or a saved corpus (.npz) too.",
+            rich_help_panel=_DRAFTING,
+        ),
+    ] = None  # fmt: skip
+    save_corpus: Annotated[
+        Path | None,
+        typer.Option("--save-corpus", metavar="FILE.npz", help="Keep the corpus here.", rich_help_panel=_DRAFTING),
+    ] = None
     verify: Annotated[
         str,
         typer.Option(
@@ -84,8 +110,19 @@ class EngineOptions:
         from slipstream.opening import OpenOptions
 
         verifier(self.verify)
-        renamed = {"n_ctx": self.ctx, **more}
-        same = ("k", "width", "verify", "threads", "kv_type", "draft_kv_type", "flash_attn", "gpu_layers")
+        renamed = {"n_ctx": self.ctx, "corpus": tuple(self.corpus or ()), **more}
+        same = (
+            "k",
+            "policy",
+            "width",
+            "save_corpus",
+            "verify",
+            "threads",
+            "kv_type",
+            "draft_kv_type",
+            "flash_attn",
+            "gpu_layers",
+        )
         return OpenOptions(**{name: getattr(self, name) for name in same} | renamed)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -15,7 +16,7 @@ from slipstream.errors import InputError
 if TYPE_CHECKING:
     from slipstream.advise.measure import Row, Sample
     from slipstream.engine import Engine
-    from slipstream.generation import Request
+    from slipstream.generation import Chunk, Request
 
 EPILOG = (
     'Example: slipstream run -m smollm2-135m "Tell me about rivers"\n\n'
@@ -31,6 +32,11 @@ def command(
     max_tokens: MaxTokens = 256,
     stop: Annotated[list[str] | None, typer.Option("--stop", help="End before this text; may be repeated.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Take the prompt as it is, without the chat template.")] = False,
+    predict: Annotated[
+        Path | None,
+        typer.Option("--predict", metavar="FILE", help="Text that the answer will be like, such as the file to edit."),
+    ] = None,
+    explain: Annotated[bool, typer.Option("--explain", help="Show every step: considered, chosen, earned.")] = False,
     compare: Annotated[
         bool, typer.Option("--compare", help="Run plain and speculative in turn, twice each, and say which is faster.")
     ] = False,
@@ -40,13 +46,20 @@ def command(
     from slipstream.generation import Request
 
     text = read_prompt(prompt)
-    request = Request(text, max_tokens=max_tokens, stop=tuple(stop or ()), sampling=sampling.params())
+    expected = None if predict is None else _read(predict)
+    request = Request(
+        text, max_tokens=max_tokens, stop=tuple(stop or ()), sampling=sampling.params(), prediction=expected
+    )
+    if expected is not None and "predicted" not in engine.draft.split(","):
+        engine.draft = "predicted" if engine.draft == "none" else f"{engine.draft},predicted"
     with open_engine(engine) as opened:
         check_bias(opened, request.sampling)
         if not raw and opened.tokenizer.chat_template:
             request = replace(request, prompt=None, messages=[{"role": "user", "content": text}])
         with Stoppable() as stopped:
-            return (_compare if compare else _generate)(opened, request, stopped, as_json)
+            if compare:
+                return _compare(opened, request, stopped, as_json)
+            return _generate(opened, request, stopped, as_json, explain)
 
 
 def read_prompt(prompt: str | None) -> str:
@@ -60,19 +73,37 @@ def read_prompt(prompt: str | None) -> str:
     return prompt
 
 
-def _generate(engine: Engine, request: Request, stopped: Stoppable, as_json: bool) -> int:
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as e:
+        raise InputError(f"cannot read {path}: {getattr(e, 'strerror', 'not UTF-8')}", "give a text file") from e
+
+
+def _generate(engine: Engine, request: Request, stopped: Stoppable, as_json: bool, explain: bool) -> int:
     from slipstream.advise import measure
-    from slipstream.cli.show import ColouredText, statistics
+    from slipstream.cli.show import ColouredText, statistics, steps
 
     out = ColouredText()
-    result = measure.run(engine, request, None if as_json else lambda c: out.write(c.segments), stopped)
+    chunks: list[Chunk] = []
+
+    def hear(chunk: Chunk) -> None:
+        chunks.append(chunk)
+        if not as_json:
+            out.write(chunk.segments)
+
+    result = measure.run(engine, request, hear, stopped)
     if not as_json:
         out.end()
+    records = [c.record for c in chunks if c.record is not None]
+    if explain:
+        steps(records)
     statistics(result)
     if stopped.hit:
         say("stopped by Ctrl-C; the text so far is kept")
     if as_json:
-        emit_json({**result.as_dict(), "status": engine.status, "interrupted": stopped.hit})
+        each = {"steps": [r.as_dict() for r in records]} if explain else {}
+        emit_json({**result.as_dict(), **each, "status": engine.status, "interrupted": stopped.hit})
     return 130 if stopped.hit else 0
 
 
@@ -80,7 +111,7 @@ def _compare(engine: Engine, request: Request, stopped: Stoppable, as_json: bool
     from slipstream.advise import measure
     from slipstream.cli.show import ColouredText, statistics
 
-    if engine.drafter is None or not engine.policy.most.nodes:
+    if not engine.drafters or not engine.policy.most.nodes:
         raise InputError(f"nothing to compare: {engine.status['reason']}", "give a --draft and a --k above 0")
     say("plain and speculative in turn, twice each …")
     measure.run(engine, replace(request, max_tokens=min(8, request.max_tokens or 8)), stopped=stopped)  # warm up
@@ -110,6 +141,8 @@ def _compare(engine: Engine, request: Request, stopped: Stoppable, as_json: bool
 
 def _judgement(engine: Engine, row: Row, sample: Sample) -> list[str]:
     """Speeds, sameness and advice, a line each."""
+    from slipstream.core.policy import Fixed
+
     if row.speedup is None or row.plain_tps is None or row.spec_tps is None:
         return ["the text is too short to compare speeds"]
     lines = [f"plain {row.plain_tps:.1f} tok/s, speculative {row.spec_tps:.1f} tok/s: {row.speedup:.2f}x"]
@@ -120,9 +153,8 @@ def _judgement(engine: Engine, row: Row, sample: Sample) -> list[str]:
     if row.mismatches:
         lines.append("this is no near-tie: please report it, with this command and `slipstream doctor --json`")
     if row.speedup < 1:
-        other = "" if engine.status["drafter"] == "suffix" else ", or try --draft suffix"
         lines.append(
-            f"on this machine this pair is slower than plain decoding: {row.speedup:.2f}x. "
-            f"Leave it off for this kind of work{other}"
+            f"on this machine this was slower than plain decoding: {row.speedup:.2f}x. Leave it off for such work"
+            + (", or leave out --k, so that only what pays is drafted" if isinstance(engine.policy, Fixed) else "")
         )
     return lines

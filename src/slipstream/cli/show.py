@@ -12,6 +12,7 @@ from slipstream.cli.common import coloured, console, say
 
 if TYPE_CHECKING:
     from slipstream.advise.measure import Row
+    from slipstream.core.types import StepRecord
     from slipstream.generation import Result
     from slipstream.text.detok import Segment
 
@@ -76,8 +77,28 @@ def statistics(result: Result) -> None:
         f"draft {_share(s.draft_s, s.decode_s)}, forward {_share(s.forward_s, s.decode_s)}, "
         f"verify {_share(s.verify_s, s.decode_s)} of {s.decode_s:.2f} s; prompt {s.prefill_s:.2f} s",
     )
+    for name, word in result.drafters.items():
+        table.add_row(name, word)
     for note in result.notes:
         table.add_row("note", note)
+    console(stderr=True).print(table)
+
+
+def steps(records: Sequence[StepRecord]) -> None:
+    """Each step of a run, on stderr: what was considered, what chosen, and what it earned over plain decoding."""
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for title in ("at", "considered", "verified", "by", "expected", "accepted", "draft ms", "forward ms", "earned ms"):
+        table.add_column(title, justify="left" if title == "by" else "right")
+    for r in records:
+        if r.prefilled:
+            table.add_row(str(r.position), "", f"prompt: {r.prefilled}", "", "", "", "", f"{1e3 * r.forward_s:.1f}", "")
+            continue
+        earned = "" if r.plain_s is None else f"{1e3 * (r.emitted * r.plain_s - r.draft_s - r.forward_s):+.1f}"
+        by = ", ".join(f"{n} {name}" for name, n in r.verified_origins.items()) or "plain"
+        by += f", {r.padded} padding" if r.padded else ""
+        expected = "" if r.expected is None else f"{r.expected:.2f}"
+        times = f"{1e3 * r.draft_s:.1f}", f"{1e3 * r.forward_s:.1f}"
+        table.add_row(str(r.position), str(r.proposed), str(r.verified), by, expected, str(r.accepted), *times, earned)
     console(stderr=True).print(table)
 
 

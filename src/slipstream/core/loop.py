@@ -9,12 +9,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
-from slipstream.core.ports import Drafter, Model, Policy, Room, Want
+from slipstream.core.ports import PLAIN, Choice, Drafter, Model, Outcome, Policy, Room, Source
 from slipstream.core.sequence import TARGET_ORIGIN, Emission, Sequence, Token
-from slipstream.core.types import EMPTY_DRAFT, Array, Draft, Span, StepRecord, Verdict
+from slipstream.core.types import PAD, Array, Draft, Span, StepRecord, Verdict
 from slipstream.errors import UsageError
+
+
+@dataclass
+class _Offers:
+    """What the drafters proposed for one slot, and what that took."""
+
+    drafts: list[Draft] = field(default_factory=list)
+    proposed: int = 0  # tokens, before anything was cut
+    seconds: dict[str, float] = field(default_factory=dict)
+    lag: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -24,8 +34,12 @@ class _Work:
     sequence: Sequence
     pending: tuple[int, ...]
     ready: bool  # the pending tokens end at the last committed one, so that the next token can be chosen
-    draft: Draft
-    proposed: int
+    choice: Choice = PLAIN
+    offers: _Offers = field(default_factory=_Offers)
+
+    @property
+    def draft(self) -> Draft:
+        return self.choice.draft
 
     def span(self) -> Span:
         m = len(self.pending)
@@ -35,22 +49,24 @@ class _Work:
 
 
 class Loop:
-    """Owns nothing but the order of things. `clock` gives seconds."""
+    """Owns nothing but the order of things. `clock` gives seconds. Costly drafters are asked after the others."""
 
-    def __init__(self, model: Model, drafter: Drafter | None, policy: Policy, clock: Callable[[], float]) -> None:
-        self.model, self.drafter, self.policy = model, drafter, policy
+    def __init__(self, model: Model, drafters: Seq[Drafter], policy: Policy, clock: Callable[[], float]) -> None:
+        self.model, self.policy = model, policy
+        self.drafters = sorted(drafters, key=_costly)
         self.clock = clock
 
     def begin(self, seq: Sequence) -> None:
         """Start a sequence. What the model already holds in its slot must be a strict beginning of its tokens."""
         if self.model.n_past(seq.slot) >= max(len(seq.tokens), 1):
             raise UsageError("a slot must lack at least the last token of its sequence", "truncate it first")
-        if self.drafter is not None and seq.drafting:
-            self.drafter.begin(seq.slot, seq.tokens, seq.params, self.model.n_past(seq.slot))
+        self.policy.begin(seq.slot)
+        for drafter in self._of(seq):
+            drafter.begin(seq.slot, seq.tokens, seq.params, self.model.n_past(seq.slot))
 
     def end(self, seq: Sequence) -> None:
-        if self.drafter is not None and seq.drafting:
-            self.drafter.end(seq.slot)
+        for drafter in self._of(seq):
+            drafter.end(seq.slot)
 
     def step(self, active: Seq[Sequence]) -> list[Emission]:
         """One forward for all `active` sequences; each gets its tokens and its record."""
@@ -60,15 +76,17 @@ class Loop:
         rows = self.model.forward([w.span() for w in works])
         t2 = self.clock()
         settled = [self._settle(w, r) for w, r in zip(works, rows, strict=True)]
+        t3 = self.clock()
         for work, (_, path) in zip(works, settled, strict=True):
             m = len(work.pending)
             self.model.keep(work.sequence.slot, [*range(m), *(m + i for i in path)])
-        times = (t1 - t0, t2 - t1, self.clock() - t2)
+        kept = self.clock() - t3  # a rollback can be a forward, so it counts as one
+        times = (t1 - t0, t2 - t1 + kept, t3 - t2)
         emissions = [
             Emission(w.sequence, tokens, _record(w, tokens, path, *times))
             for w, (tokens, path) in zip(works, settled, strict=True)
         ]
-        self.policy.learn([e.record for e in emissions])
+        self.policy.learn([_outcome(w, e) for w, e in zip(works, emissions, strict=True)], times[1])
         return emissions
 
     # -- draft ---------------------------------------------------------------------------------------------------
@@ -76,44 +94,52 @@ class Loop:
     def _plan(self, active: Seq[Sequence]) -> list[_Work]:
         missing = {s.slot: len(s.tokens) - self.model.n_past(s.slot) for s in active}
         decoding = [s for s in active if missing[s.slot] == 1]
-        drafts = self._draft([s for s in decoding if self._may_draft(s)])
-        budget = self.model.caps.n_batch - len(decoding) - sum(len(d) for d, _ in drafts.values())
+        drafts = self._draft([s for s in decoding if self._of(s) and s.left > 1], len(decoding))
+        budget = self.model.caps.n_batch - len(decoding) - sum(len(c.draft) for c, _ in drafts.values())
         works = []
         for seq in active:
             n_past = self.model.n_past(seq.slot)
             if missing[seq.slot] == 1:
-                draft, proposed = drafts.get(seq.slot, (EMPTY_DRAFT, 0))
-                works.append(_Work(seq, (seq.tokens[-1],), True, draft, proposed))
+                works.append(_Work(seq, (seq.tokens[-1],), True, *drafts.get(seq.slot, ())))
             elif budget > 0:
                 chunk = tuple(seq.tokens[n_past : n_past + budget])
                 budget -= len(chunk)
-                works.append(_Work(seq, chunk, n_past + len(chunk) == len(seq.tokens), EMPTY_DRAFT, 0))
+                works.append(_Work(seq, chunk, n_past + len(chunk) == len(seq.tokens)))
         return works
 
-    def _may_draft(self, seq: Sequence) -> bool:
-        return self.drafter is not None and seq.drafting and seq.left > 1
+    def _of(self, seq: Sequence) -> Seq[Drafter]:
+        return self.drafters if seq.drafting else ()
 
-    def _draft(self, seqs: Seq[Sequence]) -> dict[int, tuple[Draft, int]]:
-        """Per slot: the draft to verify, and how many tokens had been proposed."""
-        if not seqs or self.drafter is None:
+    def _draft(self, seqs: Seq[Sequence], n_decoding: int) -> dict[int, tuple[Choice, _Offers]]:
+        """Per slot: the draft to verify, and what had been proposed."""
+        if not seqs:
             return {}
         caps = self.model.caps
         share = min(caps.max_nodes, (caps.n_batch - caps.n_slots) // len(seqs))  # every slot has a token of its own
-        rooms = [Room(s.slot, len(s.tokens), s.left - 1, self.drafter.name) for s in seqs]
-        wants = [
-            Want(min(w.nodes, share), min(w.depth, room.left), w.width if caps.trees else 1)
-            for w, room in zip(self.policy.plan(rooms), rooms, strict=True)
-        ]
-        proposed, drafts = [], []
-        for seq, want in zip(seqs, wants, strict=True):
-            offered = want.nodes > 0 and want.depth > 0
-            draft = self.drafter.propose(seq.slot, seq.tokens, want) if offered else EMPTY_DRAFT
-            proposed.append(len(draft))
-            if want.width == 1:
-                draft = draft.spine()
-            drafts.append(draft.limit(want.nodes, want.depth, caps.max_leaves, caps.n_vocab))
-        chosen = self.policy.choose(rooms, drafts)
-        return {s.slot: (d, n) for s, d, n in zip(seqs, chosen, proposed, strict=True)}
+        leaves = caps.max_leaves if caps.trees else 1
+        rooms = [Room(s.slot, len(s.tokens), s.left - 1, share, leaves, caps.n_vocab, n_decoding) for s in seqs]
+        offers = [self._ask(seq, room) for seq, room in zip(seqs, rooms, strict=True)]
+        choices = self.policy.choose(rooms, [o.drafts for o in offers])
+        return {s.slot: both for s, *both in zip(seqs, choices, offers, strict=True)}  # type: ignore[misc]
+
+    def _ask(self, seq: Sequence, room: Room) -> _Offers:
+        offers = _Offers()
+        for drafter in self.drafters:
+            lag, skipped = drafter.lag(seq.slot, len(seq.tokens)) if hasattr(drafter, "lag") else (0, 0)
+            want = self.policy.want(room, Source(drafter.name, _costly(drafter), lag, skipped), offers.drafts)
+            nodes, depth = min(want.nodes, room.most), min(want.depth, room.left)
+            if nodes <= 0 or depth <= 0:
+                continue
+            width = want.width if room.leaves > 1 else 1
+            t = self.clock()
+            draft = drafter.propose(seq.slot, seq.tokens, replace(want, nodes=nodes, depth=depth, width=width))
+            offers.seconds[drafter.name] = self.clock() - t
+            again = want.read >= len(seq.tokens)
+            offers.lag[drafter.name] = len(seq.tokens) if again else min(lag, want.read) if want.read else lag
+            offers.proposed += len(draft)
+            draft = draft if width > 1 else draft.spine()
+            offers.drafts.append(draft.limit(nodes, depth, None, room.n_vocab))
+        return offers
 
     # -- verify, keep, record --------------------------------------------------------------------------------------
 
@@ -130,8 +156,8 @@ class Loop:
         end = next((i for i, token in enumerate(said) if token in seq.ends), None)
         if end is not None:  # what was accepted behind an end token was never said
             verdict, said, seq.finish = Verdict(verdict.path[:end], said[end]), said[:end], "stop"
-        if self.drafter is not None and seq.drafting:
-            self.drafter.observe(seq.slot, draft, verdict, rows)
+        for drafter in self._of(seq):
+            drafter.observe(seq.slot, draft, verdict, rows)
         origins = [draft.origin[i] for i in verdict.path] + [TARGET_ORIGIN]
         places = [0, *(i + 1 for i in verdict.path)]
         tokens = tuple(seq.deliver(t, o, rows[p]) for t, o, p in zip(said, origins, places, strict=False))
@@ -140,21 +166,38 @@ class Loop:
         return tokens, verdict.path
 
 
+def _costly(drafter: Drafter) -> bool:
+    return bool(getattr(drafter, "costly", False))
+
+
+def _outcome(work: _Work, emission: Emission) -> Outcome:
+    said = [t.id for t in emission.tokens]
+    offers = work.offers
+    return Outcome(emission.record, offers.drafts, work.draft, said, offers.seconds, offers.lag)
+
+
 def _record(
     work: _Work, tokens: Seq[Token], path: Seq[int], draft_s: float, forward_s: float, verify_s: float
 ) -> StepRecord:
     draft, m = work.draft, len(work.pending)
+    idle = [i for i, origin in enumerate(draft.origin) if origin == PAD and i not in path]
+    origins = Counter(draft.origin)
+    origins[PAD] -= len(idle)  # one that was right by chance is a drafted token like others
     return StepRecord(
         slot=work.sequence.slot,
         position=len(work.sequence.tokens) - len(tokens),
         prefilled=m if m > 1 or not work.ready else 0,
-        proposed=work.proposed,
-        verified=len(draft),
+        proposed=work.offers.proposed,
+        verified=len(draft) - len(idle),
         accepted=len(path),
         emitted=len(tokens),
-        depth=max(draft.depths(), default=0),
+        depth=max((d for i, d in enumerate(draft.depths()) if i not in idle), default=0),
         accepted_origins=tuple(draft.origin[i] for i in path),
-        verified_origins=Counter(draft.origin) if draft.tokens else {},
+        verified_origins=+origins,
+        padded=len(idle),
+        expected=work.choice.expected,
+        price_s=work.choice.price_s,
+        plain_s=work.choice.plain_s,
         draft_s=draft_s,
         forward_s=forward_s,
         verify_s=verify_s,

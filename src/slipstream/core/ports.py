@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from slipstream.core.types import Array, Capabilities, Draft, SamplingParams, Span, StepRecord, Verdict
+from slipstream.core.types import EMPTY_DRAFT, Array, Capabilities, Draft, SamplingParams, Span, StepRecord, Verdict
 
 
 @runtime_checkable
@@ -37,17 +37,35 @@ class Model(Protocol):
     def close(self) -> None: ...
 
 
+GoOn = Callable[[Sequence[tuple[Hashable, float]]], bool]  # (evidence, claim) of each node of the path so far
+
+
 @dataclass(frozen=True)
 class Want:
-    """How much a drafter may propose: nodes in all, depth of the deepest, and children of one node."""
+    """How much a drafter may propose: nodes in all, depth of the deepest, and children of one node.
+
+    A drafter whose every further token costs a forward asks `go_on` before each one (None: always). One that has fallen
+    behind reads the last `read` tokens of what it lacks (0: all), skipped ones included when it may read all there are:
+    a draft may be wrong, and reading costs time.
+    """
 
     nodes: int
     depth: int
     width: int = 1
+    go_on: GoOn | None = None
+    read: int = 0
+
+
+NOTHING = Want(0, 0)
 
 
 class Drafter(Protocol):
-    """Guesses what comes next in each slot. A wrong guess costs time, never text."""
+    """Guesses what comes next in each slot. A wrong guess costs time, never text.
+
+    Two members are optional: `costly` (default False) says that each drafted token costs a forward of a model, and
+    `lag(slot, n_tokens) -> (int, int)` how many tokens it would have to read before it can propose, and how many it has
+    skipped for good.
+    """
 
     name: str
 
@@ -63,7 +81,8 @@ class Drafter(Protocol):
         ...
 
     def observe(self, slot: int, draft: Draft, verdict: Verdict, logits: Array | None) -> None:
-        """What became of the draft. `logits` are the target's rows for the root and each node, valid for this call.
+        """What became of the draft, whoever proposed it. `logits` are the target's rows for the root and each node,
+        valid for this call.
 
         The default of most drafters is to do nothing: `propose` sees the committed tokens.
         """
@@ -74,6 +93,13 @@ class Drafter(Protocol):
         ...
 
 
+@runtime_checkable
+class Expecting(Protocol):
+    """A drafter that can be told, before a sequence begins in `slot`, what it is expected to be like."""
+
+    def expect(self, slot: int, tokens: Sequence[int]) -> None: ...
+
+
 @dataclass(frozen=True)
 class Room:
     """What a policy may know of one slot before drafting."""
@@ -81,26 +107,72 @@ class Room:
     slot: int
     n_tokens: int  # committed tokens, which is the context of the next forward
     left: int  # drafted tokens that could still be delivered
-    drafter: str
+    most: int = 63  # nodes that this slot may add to the forward
+    leaves: int = 1  # branches that its tree may have; 1: chains only
+    n_vocab: int = 1 << 30
+    active: int = 1  # slots that take part in the forward, each with a token of its own
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a policy may know of a drafter before asking it."""
+
+    name: str
+    costly: bool = False
+    lag: int = 0  # tokens that it would have to read first
+    skipped: int = 0  # tokens before those, and before what it has read, that it never read
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The nodes to verify in one slot; what the policy expects: tokens, and seconds of this forward and a plain one."""
+
+    draft: Draft
+    expected: float | None = None
+    price_s: float | None = None
+    plain_s: float | None = None
+
+
+PLAIN = Choice(EMPTY_DRAFT)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a step gave one slot. `offers` are the drafts as proposed, `said` the tokens that the step added."""
+
+    record: StepRecord
+    offers: Sequence[Draft] = ()
+    draft: Draft = EMPTY_DRAFT
+    said: Sequence[int] = ()
+    draft_s: Mapping[str, float] = field(default_factory=dict)  # seconds by drafter
+    lag: Mapping[str, int] = field(default_factory=dict)  # tokens that a drafter read in this step
 
 
 class Policy(Protocol):
-    """Decides how much to draft, then which nodes to verify, for all active slots at once.
+    """Decides whom to ask for how much, then which nodes to verify, for all active slots at once.
 
-    `most` is the most it ever asks for. What a policy knows of prices is its own: the loop hands it records, not costs.
+    `most` is the most it ever asks for. What a policy knows of prices is its own: the loop hands it outcomes only.
     """
 
     @property
     def most(self) -> Want: ...
 
-    def plan(self, rooms: Sequence[Room]) -> list[Want]:
-        """Per slot, how much may be proposed; `Want(0, 0)` is a plain step."""
+    def begin(self, slot: int) -> None:
+        """Another sequence starts in the slot."""
         ...
 
-    def choose(self, rooms: Sequence[Room], drafts: Sequence[Draft]) -> list[Draft]:
-        """Per slot, the part of the draft that is worth verifying."""
+    def want(self, room: Room, source: Source, offers: Sequence[Draft]) -> Want:
+        """How much this drafter may propose, knowing what others have; NOTHING leaves it out. Costly ones come last."""
         ...
 
-    def learn(self, records: Sequence[StepRecord]) -> None:
-        """What the step gave and cost."""
+    def choose(self, rooms: Sequence[Room], offers: Sequence[Sequence[Draft]]) -> list[Choice]:
+        """Per slot, the tree that is worth verifying; no nodes at all is a plain step."""
+        ...
+
+    def learn(self, outcomes: Sequence[Outcome], seconds: float) -> None:
+        """What the step gave, for each slot, and the seconds of its forward."""
+        ...
+
+    def report(self) -> dict[str, str]:
+        """A word on each drafter that was asked: active, or paused and why."""
         ...

@@ -28,6 +28,7 @@ class Stats:
     accepted: int = 0
     emitted: int = 0  # tokens of `steps`
     emitted_verifying: int = 0  # tokens of `verify_steps`
+    padded: int = 0  # tokens that only filled forwards up to a cheaper size; in no rate
     first_tokens: int = 0  # tokens that came with the end of a prompt
     prefilled: int = 0
     prefill_s: float = 0.0
@@ -56,6 +57,7 @@ class Stats:
         self.proposed += r.proposed
         self.verified += r.verified
         self.accepted += r.accepted
+        self.padded += r.padded
         self.emitted += r.emitted
         self.emitted_verifying += r.emitted if r.verified else 0
         self.draft_s += r.draft_s

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ from slipstream.errors import InputError, UsageError
 
 Array = npt.NDArray[np.float32]
 Rollback = Literal["free", "checkpoint", "none"]
+PAD = "pad"  # origin of tokens that only bring a forward up to a cheaper size
 FinishReason = Literal["stop", "length", "cancelled"]
 
 
@@ -24,6 +25,8 @@ class Draft:
     cells. `q[i]` is the distribution that node `i` was drawn from, given that its earlier siblings were not it:
     shape (n_vocab,), or None when the node was not drawn but chosen (a distribution with all its mass on it).
     `prob[i]` is the drafter's own estimate of P(node accepted | parent accepted); `origin[i]` says who proposed it.
+    `evidence[i]` is a small label of what that estimate rests on (a match's length, a confidence): nodes of one drafter
+    with the same label are judged together. Where `q[i]` is given, neither may depend on the token that was drawn.
     """
 
     tokens: tuple[int, ...] = ()
@@ -31,12 +34,13 @@ class Draft:
     prob: tuple[float, ...] = ()
     origin: tuple[str, ...] = ()
     q: tuple[Array | None, ...] = ()
+    evidence: tuple[Hashable, ...] = ()
 
     def __post_init__(self) -> None:
         n = len(self.tokens)
         if len(self.parents) != n or any(not -1 <= p < i for i, p in enumerate(self.parents)):
             raise UsageError("a draft's parents must come before their children, one for each token")
-        for name, filler in (("prob", 1.0), ("origin", "draft"), ("q", None)):
+        for name, filler in (("prob", 1.0), ("origin", "draft"), ("q", None), ("evidence", None)):
             given = getattr(self, name)
             if not given:
                 object.__setattr__(self, name, (filler,) * n)
@@ -45,10 +49,15 @@ class Draft:
 
     @classmethod
     def chain(
-        cls, tokens: Sequence[int], origin: str = "draft", q: Sequence[Array | None] = (), prob: Sequence[float] = ()
+        cls,
+        tokens: Sequence[int],
+        origin: str = "draft",
+        q: Sequence[Array | None] = (),
+        prob: Sequence[float] = (),
+        evidence: Sequence[Hashable] = (),
     ) -> Draft:
         n = len(tokens)
-        return cls(tuple(tokens), tuple(range(-1, n - 1)), tuple(prob), (origin,) * n, tuple(q))
+        return cls(tuple(tokens), tuple(range(-1, n - 1)), tuple(prob), (origin,) * n, tuple(q), tuple(evidence))
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -76,9 +85,9 @@ class Draft:
         place = {-1: -1} | {old: new for new, old in enumerate(nodes)}
         if any(self.parents[i] not in place for i in nodes):
             raise UsageError("a node cannot be kept without its parent")
-        pick = [(self.tokens[i], place[self.parents[i]], self.prob[i], self.origin[i], self.q[i]) for i in nodes]
-        tokens, parents, prob, origin, q = zip(*pick, strict=True) if pick else ((), (), (), (), ())
-        return Draft(tokens, parents, prob, origin, q)
+        every = list(zip(self.tokens, self.parents, self.prob, self.origin, self.q, self.evidence, strict=True))
+        pick = [(t, place[p], *rest) for t, p, *rest in (every[i] for i in nodes)]
+        return Draft(*zip(*pick, strict=True)) if pick else EMPTY_DRAFT
 
     def spine(self) -> Draft:
         """The likeliest path alone: each node's first child."""
@@ -210,6 +219,10 @@ class StepRecord:
     depth: int  # drafted positions verified along the longest path
     accepted_origins: tuple[str, ...] = ()
     verified_origins: Mapping[str, int] = field(default_factory=dict)
+    padded: int = 0  # tokens that only filled the forward up to a cheaper size; in no other count
+    expected: float | None = None  # tokens that the policy expected of this step, the target's own included
+    price_s: float | None = None  # seconds that it expected the forward to take, and a plain one
+    plain_s: float | None = None
     draft_s: float = 0.0
     forward_s: float = 0.0
     verify_s: float = 0.0

@@ -7,11 +7,13 @@ distribution drawn from goes along as `q`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from slipstream.core import noise
 from slipstream.core.ports import Model, Want
@@ -19,14 +21,16 @@ from slipstream.core.sampling import Probs, Sampler
 from slipstream.core.types import EMPTY_DRAFT, Array, Draft, SamplingParams, Span, Verdict
 
 Choice = Literal["keyed", "sampled"]
+_DRAWN = 0.6  # claim of a drawn token, before any experience
 
 
 @dataclass
 class _Slot:
     sampler: Sampler
     seen: list[int] = field(default_factory=list)  # what the draft model's cache holds
+    start: int = 0  # committed tokens before those
     fed: int = 0  # committed tokens that the sampler's penalties know
-    synced: int = 0  # committed tokens that are known to stand in `seen`
+    synced: int = 0  # committed tokens that are known to stand in `seen`, `start` included
 
 
 @dataclass(frozen=True)
@@ -34,69 +38,91 @@ class _Option:
     token: int
     prob: float
     q: Array | None
+    evidence: Hashable = None
 
 
 class ModelDrafter:
     """`n_shared`: ids from here on are padding and never drafted; `n_target`: the target's rows, padding included.
 
-    Branches of a tree are siblings of the main chain's nodes."""
+    Branches of a tree are siblings of the main chain's nodes.
+    """
 
-    name = "model"
+    costly = True
 
     def __init__(
-        self, model: Model, choice: Choice = "keyed", n_shared: int | None = None, n_target: int | None = None
+        self,
+        model: Model,
+        choice: Choice = "keyed",
+        n_shared: int | None = None,
+        n_target: int | None = None,
+        name: str = "model",
     ) -> None:
-        self.model, self.choice = model, choice
+        self.model, self.choice, self.name = model, choice, name
         self.n_shared = n_shared or model.caps.n_vocab
         self.n_target = n_target or model.caps.n_vocab
         self._slots: dict[int, _Slot] = {}
 
     def begin(self, slot: int, tokens: Sequence[int], params: SamplingParams, cached: int = 0) -> None:
-        kept = self._slots[slot].seen if slot in self._slots else []
+        old = self._slots.get(slot)
+        kept, start = (old.seen, old.start) if old else ([], 0)
         if not kept or len(kept) != self.model.n_past(slot):  # interrupted, or somebody else has used the slot
             self.model.truncate(slot, 0)
-            kept = []
-        self._slots[slot] = _Slot(Sampler(params, tokens), kept, len(tokens))
-        self._cut(slot, min(cached, len(kept)))
+            kept, start = [], 0
+        s = self._slots[slot] = _Slot(Sampler(params, tokens), kept, start, len(tokens))
+        self._cut(slot, s, cached)
+
+    def lag(self, slot: int, n_tokens: int) -> tuple[int, int]:
+        """Tokens that the next draft has to read first, and tokens that were skipped."""
+        s = self._slots[slot]
+        return max(n_tokens - max(s.synced, s.start), 1), s.start
 
     def propose(self, slot: int, tokens: Sequence[int], want: Want) -> Draft:
         s = self._slots[slot]
         for token in tokens[s.fed :]:
             s.sampler.append(token)
         s.fed = len(tokens)
-        depth = min(want.depth, want.nodes, self.model.caps.n_ctx - len(tokens))
+        depth = min(want.depth, want.nodes, self.model.caps.n_ctx - (len(tokens) - s.start))
         if depth <= 0 or any(t >= self.model.caps.n_vocab for t in tokens[s.synced :]):
             return EMPTY_DRAFT
-        row = self._catch_up(slot, s, tokens)
+        row = self._catch_up(slot, s, tokens, want.read)
         levels: list[list[_Option]] = []
         path: list[int] = []
+        known: list[tuple[Hashable, float]] = []
         for i in range(depth):
             levels.append(self._options(s, row, path, len(tokens) + i, len(tokens), want.width))
             path.append(levels[-1][0].token)
-            if i + 1 < depth:
-                row = self._forward(slot, s, path[-1:])
+            known.append((levels[-1][0].evidence, levels[-1][0].prob))
+            if i + 1 == depth or (want.go_on is not None and not want.go_on(known)):
+                break
+            row = self._forward(slot, s, path[-1:])
         return _tree(levels, want.nodes, self.name, self.choice == "keyed")
 
-    def _catch_up(self, slot: int, s: _Slot, tokens: Sequence[int]) -> Array:
-        """Bring the cache to the committed tokens; the row after the last one."""
-        same, most = s.synced, min(len(s.seen), len(tokens) - 1)
-        while same < most and s.seen[same] == tokens[same]:
+    def _catch_up(self, slot: int, s: _Slot, tokens: Sequence[int], read: int) -> Array:
+        """Bring the cache to the committed tokens, or the last `read` of them; the row after the last one."""
+        same, most = max(s.synced, s.start), min(s.start + len(s.seen), len(tokens) - 1)
+        while same < most and s.seen[same - s.start] == tokens[same]:
             same += 1
-        self._cut(slot, same)
+        self._cut(slot, s, same)
+        if s.start and read >= len(tokens):
+            self._cut(slot, s, 0)
+        elif read and len(tokens) - s.start - len(s.seen) > read:
+            self._cut(slot, s, 0)
+            s.start = len(tokens) - read
         n_batch = self.model.caps.n_batch
-        while len(tokens) - len(s.seen) > n_batch:
-            self._forward(slot, s, tokens[len(s.seen) : len(s.seen) + n_batch])
-        row = self._forward(slot, s, tokens[len(s.seen) :])
+        while (new := tokens[s.start + len(s.seen) :])[n_batch:]:
+            self._forward(slot, s, new[:n_batch])
+        row = self._forward(slot, s, new)
         s.synced = len(tokens)
         return row
 
-    def _cut(self, slot: int, n: int) -> None:
-        s = self._slots[slot]
-        if n < len(s.seen):
-            if self.model.caps.rollback != "free":
-                n = 0
-            self.model.truncate(slot, n)
-            del s.seen[n:]
+    def _cut(self, slot: int, s: _Slot, n: int) -> None:
+        """Keep of the cache what stands for the first `n` committed tokens."""
+        if n < s.start + len(s.seen):
+            keep = n - s.start if n > s.start and self.model.caps.rollback == "free" else 0
+            self.model.truncate(slot, keep)
+            del s.seen[keep:]
+            if not keep:
+                s.start = 0
 
     def _forward(self, slot: int, s: _Slot, new: Sequence[int]) -> Array:
         n = len(new)
@@ -118,14 +144,20 @@ class ModelDrafter:
         key = (noise.DRAFT, position, f.ids, root) if own else (noise.TARGET, position, f.ids)
         scores = f.scores + noise.gumbel(params.seed, *key)
         probs = f.probs()
-        order = np.argsort(-scores, kind="stable")[:width]
+        order = _largest_first(scores, width + 1)
+        ahead = scores[order[0]] - (scores[order[1]] if len(order) > 1 else -np.inf)
         options, left = [], probs.copy()
-        for i in order:  # Gumbel top-k draws without replacement: each from what the earlier ones left
+        for rank, i in enumerate(
+            order[:width]
+        ):  # Gumbel top-k draws without replacement: each from what the earlier ones left
             total = left.sum()
             if own and total <= 0:
                 break
             q = _spread(left / total, f.ids, self.n_target) if own else None
-            options.append(_Option(int(f.ids[i]), float(probs[i]), q))
+            # Nothing said of a drawn token may depend on it; of a keyed one, its lead over the next is the evidence.
+            lead = _claim(float(ahead))
+            claim = _DRAWN / 2**rank if own else (1 - lead) / 2 if rank else lead
+            options.append(_Option(int(f.ids[i]), claim, q, (rank, "drawn" if own else _bin(claim))))
             left[i] = 0.0
         return options
 
@@ -138,14 +170,39 @@ class ModelDrafter:
 
 
 def _best(row: Array, width: int) -> list[_Option]:
-    """The largest logits, largest first; probabilities only where branches have to be compared."""
-    top = int(row.argmax())
-    if width == 1:
-        return [_Option(top, 1.0, None)]
-    ids = np.argpartition(row, row.size - width)[row.size - width :]
-    ids = ids[np.argsort(-row[ids], kind="stable")]
-    norm = float(np.exp(row - row[top], dtype=np.float64).sum())
-    return [_Option(int(i), float(np.exp(row[i] - row[top])) / norm, None) for i in ids]
+    """The largest logits, largest first, with their probabilities."""
+    ids = _largest_first(row, width)
+    norm = float(np.exp(row - row[ids[0]]).sum())
+    probs = [float(np.exp(row[i] - row[ids[0]])) / norm for i in ids]
+    return [_Option(int(i), p, None, (rank, _bin(p))) for rank, (i, p) in enumerate(zip(ids, probs, strict=True))]
+
+
+def _largest_first(scores: npt.NDArray[Any], n: int) -> npt.NDArray[np.int64]:
+    """Ids of the `n` largest, largest first; the lowest id of equal ones. Never sorts what is of vocabulary size."""
+    n = min(n, scores.size)
+    top = int(scores.argmax())
+    if n == 1:
+        return np.array([top])
+    if n <= 4:
+        rest, ids = scores.copy(), [top]
+        while len(ids) < n:
+            rest[ids[-1]] = -np.inf
+            ids.append(int(rest.argmax()))
+        return np.array(ids)
+    cut = np.partition(scores, scores.size - n)[scores.size - n]
+    near = np.flatnonzero(scores >= cut)
+    return np.asarray(near[np.argsort(-scores[near], kind="stable")][:n])
+
+
+def _claim(ahead: float) -> float:
+    """Of a keyed choice that leads by so much: a draft model that is off by a little changes only close ones."""
+    return 1 - 0.5 * math.exp(-ahead / 2)
+
+
+def _bin(p: float) -> int:
+    """A probability's log-odds in whole steps of 0.7."""
+    p = min(max(p, 1e-3), 1 - 1e-3)
+    return round(math.log(p / (1 - p)) / 0.7)
 
 
 def _spread(probs: Probs, ids: np.ndarray, n_vocab: int) -> Array:
@@ -172,4 +229,5 @@ def _tree(levels: Sequence[Sequence[_Option]], n_nodes: int, origin: str, by_pro
         tuple(o.prob for _, o in nodes),
         (origin,) * len(nodes),
         tuple(o.q for _, o in nodes),
+        tuple(o.evidence for _, o in nodes),
     )

@@ -2,19 +2,24 @@
 
 A suffix automaton (Blumer et al. 1985) over prompt and output is extended by one token at a time in amortised constant
 work. Each state counts what followed it, for the few shortest and the few longest contexts of every position, so that
-candidates have probabilities. Compare SAM decoding (arXiv 2411.10666) and SuffixDecoding (arXiv 2411.04975).
+candidates have probabilities; those of shorter contexts get what the longer ones leave. Compare SAM decoding
+(arXiv 2411.10666) and SuffixDecoding (arXiv 2411.04975).
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
+from operator import itemgetter
 
 from slipstream.core.ports import Want
 from slipstream.core.types import EMPTY_DRAFT, Array, Draft, SamplingParams, Verdict
+from slipstream.drafters.evidence import claims
+from slipstream.drafters.growth import Option, grow
 
 _SHORT = 12  # contexts up to this length are counted at every position
 _LONG = 4  # and so many of the longest ones
+_LEVELS = 3  # contexts looked at for one node
+_ENOUGH = 0.15  # shorter contexts are not asked once so little is left for them
 
 
 class Automaton:
@@ -75,21 +80,44 @@ class Automaton:
         counts = self.follow[state]
         counts[token] = counts.pop(token, 0) + 1
 
-    def candidates(self, state: int, width: int) -> list[tuple[int, float]]:
-        """Up to `width` tokens that followed this context, likeliest first (the later seen of equals), with estimated
-        probabilities: a token's share of the counts, with one more count for something new."""
-        counts = self.follow[state]
-        if not counts:  # a long context that is seldom counted: its transitions say what followed
-            counts = dict.fromkeys(self.next[state], 1)
-        total = sum(counts.values()) + 1
-        order = sorted(enumerate(counts.items()), key=lambda e: (-e[1][1], -e[0]))
-        return [(token, n / total) for _, (token, n) in order[:width]]
+    def options(self, state: int, match: int, min_match: int, width: int) -> list[Option[tuple[int, int]]]:
+        """Up to `width` tokens that followed this context or shorter ones, likeliest first (the later seen of equals).
+
+        `match` is how many tokens of the context are in use; each option leads to a state and its match.
+        """
+        following = self.next[state]
+        while not following and state > 0:  # seen only at the very end: a shorter context has to do
+            state = self.link[state]
+            following, match = self.next[state], min(match, self.length[state])
+        found: dict[int, Option[tuple[int, int]]] = {}
+        left = 1.0
+        for _ in range(_LEVELS):
+            if state <= 0 or match < min_match:
+                break
+            following = self.next[state]
+            counts = self.follow[state] or dict.fromkeys(following, 1)  # a long context is seldom counted
+            kept = 0.0
+            for token, prob, label in claims(counts, match, width):
+                kept += prob
+                if token not in found:
+                    found[token] = (left * prob, token, label, (following[token], match + 1))
+            left *= 1 - kept
+            if left < _ENOUGH or (len(counts) > 1 and width == 1):
+                break
+            state = self.link[state]
+            match = min(match, self.length[state])
+        if len(found) < 2:
+            return list(found.values())
+        return sorted(found.values(), key=itemgetter(0), reverse=True)[:width]
 
 
 class SuffixDrafter:
-    """Needs no model. Proposes nothing when the last `min_match` tokens have not stood together before."""
+    """Needs no model. Proposes nothing when the last `min_match` tokens have not stood together before.
+
+    Evidence is a label of `drafters.evidence`."""
 
     name = "suffix"
+    costly = False
 
     def __init__(self, min_match: int = 2) -> None:
         self.min_match = min_match
@@ -107,67 +135,18 @@ class SuffixDrafter:
         return automaton
 
     def propose(self, slot: int, tokens: Sequence[int], want: Want) -> Draft:
-        a = self._read(slot, tokens)
+        a, least = self._read(slot, tokens), self.min_match
         state = a.link[a.last]
-        if state <= 0 or a.length[state] < self.min_match:
+        if state <= 0 or a.length[state] < least:
             return EMPTY_DRAFT
-        nodes = _grow(a, state, a.length[state], self.min_match, want)
-        return _in_order(nodes, self.name)
+
+        def options(at: tuple[int, int], width: int) -> list[Option[tuple[int, int]]]:
+            return a.options(*at, least, width)
+
+        return grow((state, a.length[state]), options, want, self.name)
 
     def observe(self, slot: int, draft: Draft, verdict: Verdict, logits: Array | None) -> None:
         return None
 
     def end(self, slot: int) -> None:
         self._slots.pop(slot, None)
-
-
-_Node = tuple[int, int, float]  # token, parent, probability given the parent
-
-
-def _grow(a: Automaton, state: int, match: int, min_match: int, want: Want) -> list[_Node]:
-    """Best-first over path probability: the `want.nodes` likeliest nodes, each with its parent."""
-    nodes: list[_Node] = []
-    heap: list[tuple[float, int, int, int, float, int, int, int]] = []
-    serial = 0
-
-    def offer(state: int, match: int, parent: int, depth: int, path: float) -> None:
-        nonlocal serial
-        while state > 0 and not a.next[state]:  # seen only at the very end: a shorter context has to do
-            state = a.link[state]
-            match = min(match, a.length[state])
-        if state <= 0 or match < min_match:
-            return
-        trust = match / (match + 0.5)  # a longer match is more to be believed
-        for token, p in a.candidates(state, want.width):
-            serial += 1
-            heapq.heappush(
-                heap, (-path * p * trust, serial, token, parent, p * trust, a.next[state][token], match + 1, depth)
-            )
-
-    offer(state, match, -1, 1, 1.0)
-    while heap and len(nodes) < want.nodes:
-        neg, _, token, parent, p, state, match, depth = heapq.heappop(heap)
-        nodes.append((token, parent, p))
-        if depth < want.depth:
-            offer(state, match, len(nodes) - 1, depth + 1, -neg)
-    return nodes
-
-
-def _in_order(nodes: Sequence[_Node], origin: str) -> Draft:
-    """Depth first, likelier child first: the likeliest path lies in consecutive cells."""
-    kids: list[list[int]] = [[] for _ in range(len(nodes) + 1)]
-    for i, (_, parent, _) in enumerate(nodes):
-        kids[parent + 1].append(i)
-    order: list[int] = []
-    stack = sorted(kids[0], key=lambda i: (nodes[i][2], -i))
-    while stack:
-        i = stack.pop()
-        order.append(i)
-        stack += sorted(kids[i + 1], key=lambda j: (nodes[j][2], -j))
-    place = {-1: -1} | {old: new for new, old in enumerate(order)}
-    return Draft(
-        tuple(nodes[i][0] for i in order),
-        tuple(place[nodes[i][1]] for i in order),
-        tuple(nodes[i][2] for i in order),
-        (origin,) * len(order),
-    )

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from slipstream.errors import ChecksumError, FetchError, InputError
-from slipstream.hub import cache
+from slipstream.errors import ChecksumError, FetchError, InputError, UnknownName
+from slipstream.hub import cache, tuned
 from slipstream.hub.catalog import Catalog, Entry, builtin, lookup
 from slipstream.hub.fetch import Progress, discard, fetch, hub_download, hub_facts, silent, space_needed
 
@@ -28,8 +28,9 @@ class ModelInfo:
 
 
 def models(catalog: Catalog | None = None) -> list[ModelInfo]:
-    """Every model that has a name, in the catalogue's order. Looks at names and sizes of files only."""
-    return [
+    """Every model that has a name: the catalogue's, then those made here. Looks at names and sizes of files only."""
+    known, made = builtin() if catalog is None else catalog, tuned.every()
+    listed = [
         ModelInfo(
             name=entry.name,
             size=entry.size,
@@ -38,10 +39,18 @@ def models(catalog: Catalog | None = None) -> list[ModelInfo]:
             quantisation=entry.quantisation,
             installed=cache.looks_installed(entry),
             path=cache.model_path(entry),
-            drafts=entry.drafts,
+            drafts=entry.drafts + tuple(m.name for m in made if m.facts.get("target") == entry.name),
         )
-        for entry in (builtin() if catalog is None else catalog).values()
+        for entry in known.values()
     ]
+    return listed + [_made(m) for m in made]
+
+
+def _made(m: tuned.Tuned) -> ModelInfo:
+    facts = {key: str(m.facts.get(key, "?")) for key in ("licence", "draft", "target", "recipe", "quantisation")}
+    about = f"made by tune-draft from {facts['draft']} for {facts['target']} ({facts['recipe']})"
+    size = m.path.stat().st_size
+    return ModelInfo(m.name, size, facts["licence"], about, facts["quantisation"], True, m.path, ())
 
 
 def pull(name: str, progress: Progress | None = None, catalog: Catalog | None = None) -> Path:
@@ -91,7 +100,7 @@ def _all_failed(entry: Entry, failures: list[FetchError | ChecksumError]) -> Fet
 
 
 def resolve(ref: str, fetch: bool = True, progress: Progress | None = None, catalog: Catalog | None = None) -> Path:
-    """The file that `ref` means: a catalogue name, a path, or hf:owner/repo/file.gguf.
+    """The file that `ref` means: a name of the catalogue, of a model made here, a path, or hf:owner/repo/file.gguf.
 
     With `fetch` off nothing is downloaded. Raises InputError (no such file, malformed hf: reference, or not here
     with `fetch` off), UnknownName, and what `pull` raises.
@@ -100,6 +109,8 @@ def resolve(ref: str, fetch: bool = True, progress: Progress | None = None, cata
     if ref.startswith("hf:"):
         return _from_hub(ref, fetch, progress or silent)
     if ref not in known:
+        if made := tuned.find(ref):
+            return tuned.checked(made)
         path = os.path.expanduser(ref)
         if os.path.isfile(path):
             return Path(path)
@@ -107,7 +118,9 @@ def resolve(ref: str, fetch: bool = True, progress: Progress | None = None, cata
             what = "a folder, not a model file" if os.path.isdir(path) else "no such file"
             hint = "give a GGUF file, hf:owner/repo/file.gguf, or a name that `slipstream models` lists"
             raise InputError(f"{what}: {ref}", hint)
-    elif not fetch:
+        names = [*known, *(m.name for m in tuned.every())]
+        raise UnknownName("model", ref, names, extra="(`slipstream models` lists them)")
+    if not fetch:
         with cache.readable_errors(known[ref]):
             if not cache.is_verified(known[ref]):
                 raise InputError(f"{ref} has not been fetched yet", "pull it first; see `slipstream models`")

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.errors import BuildError, InputError
+from slipstream.hub.cache import cache_dir
+from slipstream.models.llamacpp import kernels
 
 FIX = (
     'reinstall with the flags that mend it: CMAKE_ARGS=\'-DCMAKE_C_FLAGS="-fno-tree-dse -fno-dse" '
@@ -26,7 +28,11 @@ _keep_alive: list[Any] = []
 
 @functools.cache
 def lib() -> Any:
-    """The `llama_cpp.llama_cpp` module, with its log going to memory. Raises BuildError when it cannot be loaded."""
+    """The `llama_cpp.llama_cpp` module, with its log going to memory and our kernels before it where they fit.
+
+    Raises BuildError when it cannot be loaded.
+    """
+    own_kernels()
     try:
         import llama_cpp.llama_cpp as low
     except Exception as e:  # a broken shared library raises OSError, RuntimeError or others
@@ -40,6 +46,12 @@ def lib() -> Any:
     low.llama_log_set(on_log, None)
     low.llama_backend_init()
     return low
+
+
+@functools.cache
+def own_kernels() -> kernels.Status:
+    """Our own matrix kernels, loaded once, before llama.cpp; or why they are not in use."""
+    return kernels.load(cache_dir() / "kernels")
 
 
 def _be_patient() -> None:
@@ -87,8 +99,8 @@ def version() -> str:
 
 @functools.cache
 def build_id() -> str:
-    """Names this build of the native code: version, size and time of its libraries, and the CPU features in use."""
-    parts = [version(), system_info()]
+    """Names this build of the native code: version, size and time of its libraries, our kernels, and CPU features."""
+    parts = [version(), system_info(), str(own_kernels().path)]
     for path in sorted(_folder().glob("*")):
         stat = path.stat()
         parts.append(f"{path.name}:{stat.st_size}:{stat.st_mtime_ns}")

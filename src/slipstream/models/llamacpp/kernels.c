@@ -1,0 +1,204 @@
+// Matrix products of quantised weights with 1 to 512 tokens, for x86 CPUs with AVX-512 VNNI.
+//
+// llama.cpp multiplies most quantised types row by row (the cost of n tokens is n times that of one). Here eight rows
+// of weights are unpacked once, in registers, and used for up to eight tokens. The library is loaded before
+// libggml-cpu, whose calls then land here (symbol interposition); what is not handled goes on to llama.cpp's own code.
+// The arithmetic is in kernels_tiles.h.
+
+#define _GNU_SOURCE
+#include "kernels_tiles.h"
+
+#include <dlfcn.h>
+#include <stdlib.h>
+
+#define EXPORT __attribute__((visibility("default")))
+#define TOKENS_AT_ONCE 64  // their activations stay in the second-level cache
+
+// ---- Matrices -----------------------------------------------------------------------------------------------------
+
+typedef struct {
+    int type;         // ggml_type
+    bool packed;      // 8 rows interleaved by llama.cpp (repack.cpp)
+    int block, group; // of the activations
+    float (*quantize)(const float *, int8_t *);
+    bool half_scale;
+    void (*aux)(const int8_t *, float, uint64_t *);
+    void (*kernel)(int, ARGS);
+    int bytes, values; // of a weight block
+} format;
+
+static const format FORMATS[] = {
+    { 12, true, 256, 64, quantize_256, false, aux_sums, q4_Kx8, 144, 256 },
+    { 14, false, 256, 16, quantize_256, false, aux_start_6K, q6_K, 210, 256 },
+    { 2, true, 32, 32, quantize_32, true, aux_start_40, q4_0x8, 18, 32 },
+    { 3, false, 32, 32, quantize_32, true, aux_scaled_sum, q4_1, 20, 32 },
+    { 6, false, 32, 32, quantize_32, true, aux_start_50, q5_0, 22, 32 },
+    { 8, false, 32, 32, quantize_32, true, aux_start_80, q8_0, 34, 32 },
+};
+
+static const format * find(int type, bool packed) {
+    for (size_t i = 0; i < sizeof FORMATS / sizeof *FORMATS; i++)
+        if (FORMATS[i].type == type && FORMATS[i].packed == packed) return &FORMATS[i];
+    return NULL;
+}
+
+// Quantises blocks from..to of all rows, counted through; x has `stride` bytes a row.
+static void quantize_blocks(const format * f, const acts * a, const void * x, size_t stride, long from, long to) {
+    const long per_row = a->k / f->block, groups = f->block / f->group;
+    for (long b = from; b < to; b++) {
+        const float * row = (const float *) ((const char *) x + b / per_row * stride) + b % per_row * f->block;
+        float d = f->quantize(row, a->qs + b * f->block);
+        f->aux(a->qs + b * f->block, d, a->aux + b * groups);
+        a->d[b] = f->half_scale ? half_rounded(d) : d;
+    }
+}
+
+// Rows 8 * from .. 8 * to of the weights times all tokens. Out: out_stride floats a token.
+static void multiply_groups(const format * f, const acts * a, const uint8_t * w, long from, long to, float * out,
+                            size_t out_stride) {
+    const size_t stride = (size_t) a->k / f->values * f->bytes;
+    for (long start = 0; start < a->n; start += TOKENS_AT_ONCE) {
+        const long n = a->n - start < TOKENS_AT_ONCE ? a->n - start : TOKENS_AT_ONCE, passes = (n + 7) / 8;
+        for (long g = from; g < to; g++)
+            for (long i = 0; i < passes; i++) {
+                const long c = start + n * i / passes, end = start + n * (i + 1) / passes;
+                f->kernel((int) (end - c), w + 8 * g * stride, stride, a, c, out + c * out_stride + 8 * g, out_stride);
+            }
+    }
+}
+
+// ---- The places where llama.cpp's calls arrive --------------------------------------------------------------------
+
+// As in ggml.h and ggml-cpu-impl.h of the versions that kernels.py accepts.
+struct tensor {
+    int type;
+    void * buffer;
+    int64_t ne[4];
+    size_t nb[4];
+    int op, op_params[16], flags;
+    struct tensor * src[10], * view_src;
+    size_t view_offs;
+    void * data;
+};
+struct params {
+    int ith, nth;
+    size_t wsize;
+    void * wdata, * threadpool;
+    bool use_ref;
+};
+
+EXPORT int slipstream_kernels_on = 1;   // 0: everything goes to llama.cpp's own code
+EXPORT long slipstream_kernels_used = 0;  // products computed here
+
+#define SYMBOL_40 "_ZN4ggml3cpu6repack13tensor_traitsI10block_q4_0Ll8ELl8EL9ggml_type8EE"
+#define SYMBOL_4K "_ZN4ggml3cpu6repack13tensor_traitsI10block_q4_KLl8ELl8EL9ggml_type15EE"
+#define FORWARD "15compute_forwardEP19ggml_compute_paramsP11ggml_tensor"
+#define WORK "9work_sizeEiPK11ggml_tensorRm"
+
+// A function of libggml-cpu itself, found once it is loaded.
+static void * original(const char * name) {
+    void * lib = dlopen("libggml-cpu.so.0", RTLD_NOLOAD | RTLD_LAZY);
+    void * found = lib ? dlsym(lib, name) : dlsym(RTLD_NEXT, name);
+    if (!found) abort();  // cannot be: the caller is that library
+    if (lib) dlclose(lib);
+    return found;
+}
+#define ORIGINAL(type, name)                                                                   \
+    static type found;                                                                         \
+    type known = __atomic_load_n(&found, __ATOMIC_RELAXED);                                    \
+    if (!known) __atomic_store_n(&found, known = (type) original(name), __ATOMIC_RELAXED)
+
+typedef void (*barrier_fn)(void *);
+typedef void (*chunk_set_fn)(void *, int);
+typedef int (*chunk_add_fn)(void *, int);
+static void barrier(void * pool) { ORIGINAL(barrier_fn, "ggml_barrier"); known(pool); }
+static void chunk_set(void * pool, int v) { ORIGINAL(chunk_set_fn, "ggml_threadpool_chunk_set"); known(pool, v); }
+static int chunk_add(void * pool, int v) { ORIGINAL(chunk_add_fn, "ggml_threadpool_chunk_add"); return known(pool, v); }
+
+// The format of a product w (k x rows) times x (k x n) that is computed here, else NULL.
+static const format * accepts(const struct tensor * dst, bool packed) {
+    const struct tensor * w = dst->src[0], * x = dst->src[1];
+    const format * f = slipstream_kernels_on && w && x && !dst->src[2] ? find(w->type, packed) : NULL;
+    bool flat = f && w->ne[2] * w->ne[3] * x->ne[2] * x->ne[3] == 1 && x->type == 0 && dst->type == 0;
+    bool dense = flat && w->nb[0] == (size_t) f->bytes && w->nb[1] == w->ne[0] / f->values * (size_t) f->bytes &&
+                 x->nb[0] == 4 && dst->nb[0] == 4 && w->ne[0] == x->ne[0];
+    return dense && w->ne[1] % 8 == 0 && w->ne[0] % f->block == 0 && x->ne[1] > 0 ? f : NULL;
+}
+static acts shape(const format * f, const struct tensor * x) {
+    return (acts) { .n = x->ne[1], .k = x->ne[0], .block = f->block, .group = f->group };
+}
+
+static bool multiply(const struct params * at, struct tensor * dst, bool packed) {
+    const format * f = at->use_ref ? NULL : accepts(dst, packed);
+    if (!f) return false;
+    const struct tensor * w = dst->src[0], * x = dst->src[1];
+    acts a = shape(f, x);
+    if (acts_layout(&a, at->wdata) > at->wsize) return false;
+    const long blocks = a.n * (a.k / f->block), groups = w->ne[1] / 8;
+    quantize_blocks(f, &a, x->data, x->nb[1], blocks * at->ith / at->nth, blocks * (at->ith + 1) / at->nth);
+    if (at->ith == 0) {
+        __atomic_fetch_add(&slipstream_kernels_used, 1, __ATOMIC_RELAXED);
+        chunk_set(at->threadpool, at->nth);
+    }
+    barrier(at->threadpool);
+    // Long runs of rows, which fetch_ahead serves best; short ones when the weights are passed over more than once.
+    const long fair = (groups + 8 * at->nth - 1) / (8 * at->nth), cached = 1 + 131072 / (long) (8 * w->nb[1]);
+    const long step = a.n <= TOKENS_AT_ONCE || fair < cached ? fair : cached;
+    for (long i = at->ith; i * step < groups; i = chunk_add(at->threadpool, 1)) {
+        const long end = (i + 1) * step < groups ? (i + 1) * step : groups;
+        multiply_groups(f, &a, w->data, i * step, end, dst->data, dst->nb[1] / 4);
+    }
+    return true;
+}
+
+static size_t memory_for(const struct tensor * dst, bool packed) {
+    const format * f = accepts(dst, packed);
+    if (!f) return 0;
+    acts a = shape(f, dst->src[1]);
+    return acts_layout(&a, NULL);
+}
+
+typedef bool (*tiled_fn)(const struct params *, struct tensor *);
+typedef size_t (*tiled_size_fn)(int, struct tensor *);
+EXPORT bool ggml_compute_forward_mul_mat_tiled(const struct params * at, struct tensor * dst) {
+    if (multiply(at, dst, false)) return true;
+    ORIGINAL(tiled_fn, "ggml_compute_forward_mul_mat_tiled");
+    return known(at, dst);
+}
+EXPORT size_t ggml_tiled_wdata_size(int n_tasks, struct tensor * dst) {
+    ORIGINAL(tiled_size_fn, "ggml_tiled_wdata_size");
+    return known(n_tasks, dst) + memory_for(dst, false);
+}
+
+typedef bool (*forward_fn)(void *, struct params *, struct tensor *);
+typedef bool (*work_fn)(void *, int, const struct tensor *, size_t *);
+#define PACKED(name, symbol)                                                                                     \
+    EXPORT bool forward_##name(void *, struct params *, struct tensor *) __asm__(symbol FORWARD);                \
+    EXPORT bool forward_##name(void * self, struct params * at, struct tensor * dst) {                           \
+        if (multiply(at, dst, true)) return true;                                                                \
+        ORIGINAL(forward_fn, symbol FORWARD);                                                                    \
+        return known(self, at, dst);                                                                             \
+    }                                                                                                            \
+    EXPORT bool work_##name(void *, int, const struct tensor *, size_t *) __asm__(symbol WORK);                  \
+    EXPORT bool work_##name(void * self, int n_threads, const struct tensor * dst, size_t * size) {              \
+        ORIGINAL(work_fn, symbol WORK);                                                                          \
+        bool ok = known(self, n_threads, dst, size);                                                             \
+        *size += memory_for(dst, true);                                                                          \
+        return ok;                                                                                               \
+    }
+PACKED(q4_0, SYMBOL_40)
+PACKED(q4_K, SYMBOL_4K)
+
+// For tests, without llama.cpp: out[n][rows] = x[n][k] times weights; `x` in one piece. False if not supported.
+EXPORT bool slipstream_multiply(int type, bool packed, long rows, long k, long n, const void * w, const float * x,
+                                float * out) {
+    const format * f = find(type, packed);
+    if (!f || rows % 8 || k % f->block) return false;
+    acts a = { .n = n, .k = k, .block = f->block, .group = f->group };
+    void * memory = malloc(acts_layout(&a, NULL));
+    acts_layout(&a, memory);
+    quantize_blocks(f, &a, x, 4 * k, 0, n * (k / f->block));
+    multiply_groups(f, &a, w, 0, rows / 8, out, rows);
+    free(memory);
+    return true;
+}
