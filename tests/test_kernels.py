@@ -249,3 +249,31 @@ def test_a_folder_that_cannot_be_written_is_a_reason(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     status = kernels.load(tmp_path / "file" / "cache")
     assert not status.active and "could not be built" in status.reason
+
+
+def test_a_chain_has_the_bits_of_single_tokens_at_any_context(smollm2: Path) -> None:
+    """From 512 cells on llama.cpp's attention for one query adds up in another order than for several."""
+    from slipstream.core.types import Span
+    from slipstream.models.llamacpp import library
+    from slipstream.models.llamacpp.model import LlamaModel, LlamaOptions
+
+    if not library.own_kernels().active:
+        pytest.skip(library.own_kernels().reason)
+    model = LlamaModel(smollm2, LlamaOptions(n_ctx=1024))
+    tokens = [int(t) for t in np.random.default_rng(1).integers(100, 40_000, 700)]
+    try:
+        for past, n in ((60, 9), (505, 17), (640, 33)):
+            model.truncate(0, 0)
+            for at in range(0, past, 256):
+                chunk = tokens[at : min(at + 256, past)]
+                model.forward([Span(0, chunk, range(-1, len(chunk) - 1), ())])
+                model.keep(0, range(len(chunk)))
+            chain = tokens[past : past + n]
+            together = model.forward([Span(0, chain, range(-1, n - 1), range(n))])[0].copy()
+            model.keep(0, ())
+            for i, token in enumerate(chain):
+                alone = model.forward([Span(0, [token], [-1], [0])])[0][0]
+                assert np.array_equal(together[i], alone), (past, n, i)
+                model.keep(0, [0])
+    finally:
+        model.close()

@@ -23,10 +23,15 @@ from slipstream.core.types import EMPTY_DRAFT, PAD, Draft
 MOST = Want(63, 63, 1)  # chains: on most builds they leave the logits bit for bit as they are
 _LOOK = 8  # drafted tokens that the question "one more?" looks ahead
 _REACH = (6, 16)  # least and first number of nodes that cheap drafters are asked for
-_HOPE = (0.7, 0.9)  # of a costly drafter nobody has heard yet: how often it is sure enough to go on, and then right
-_HEAR = 0.06  # how much one guess moves that
-_READ_SHARE = 0.02, 0.1  # of the time that the rest of the answer takes: what reading a backlog, or all again, may cost
+_HOPE = (0.6, 0.85, 0)  # of a costly drafter: how often it is sure enough to go on, and then right; times it was heard
+_HEAR = 0.05  # how much one guess moves that
+_PATIENCE = 6  # guesses that the first value is worth
+_USUAL = 0.2  # how much one text moves what the next one begins with
+_READ_SHARE = 0.02, 0.1  # of the time that the rest of the answer takes: for reading a backlog, for reading all again
+_READ_FOR = 128  # tokens: no more of the answer is counted on, for a backlog
 _READ_LEAST = 64  # tokens
+_SERVES = 4  # tokens of a step: the share of a backlog that is charged to it
+_WAIT = 8  # steps in which to see what cheap drafters do, before a longer backlog is read
 _LATELY = 32  # steps
 _CHEAPER = 0.98  # a larger forward is taken when it costs less than this share of the smaller one
 
@@ -56,7 +61,9 @@ class Priced:
         self.calibration = Calibration()
         self._drafters = dict(drafters or {})
         self._hope: dict[tuple[int, str], list[float]] = {}
+        self._usual: dict[str, list[float]] = {}  # hope by drafter, over the texts so far
         self._reach: dict[int, int] = {}
+        self._steps: dict[int, int] = {}  # by slot, since its sequence began
         self._probes: set[tuple[int, str]] = set()
         self._right: dict[str, deque[bool]] = {}  # by drafter: was its first guess right?
         self._used: dict[str, deque[bool]] = {}  # by drafter: was anything of it verified in the step?
@@ -65,8 +72,11 @@ class Priced:
     def begin(self, slot: int) -> None:
         self.calibration.begin(slot)
         self._reach.pop(slot, None)
-        for key in [k for k in self._hope if k[0] == slot]:
-            del self._hope[key]
+        self._steps[slot] = 0
+        for key in [k for k in self._hope if k[0] == slot]:  # the next text begins with what is usual by now
+            usual = self._usual.get(key[1], _HOPE)
+            moved = [u + _USUAL * (h - u) for u, h in zip(usual, self._hope.pop(key), strict=True)]
+            self._usual[key[1]] = [*moved[:2], 0]
 
     # -- what to ask for -------------------------------------------------------------------------------------------
 
@@ -77,8 +87,8 @@ class Priced:
         self._used.setdefault(source.name, deque(maxlen=_LATELY))
         read = self._readable(room, source)
         each, first = self._draft_seconds(source.name, read, room.n_tokens)
-        sure, right = self._hope.setdefault((room.slot, source.name), list(_HOPE))
-        backlog = (first - each) * (min(4 / min(room.left, WRITE_OFF), 1.0) if read > 2 else 1.0)
+        sure, right, _ = self._hope.setdefault((room.slot, source.name), list(self._usual.get(source.name, _HOPE)))
+        backlog = (first - each) * (min(_SERVES / min(room.left, WRITE_OFF), 1.0) if read > 2 else 1.0)
         plain = Bet(room.active, self.prices.seconds(room.active, room.n_tokens))
         cheap = self._bets(room, self._merged(room, offers))
         # Drafting goes on only where the first guess looks right, so what follows it costs nothing elsewhere.
@@ -86,8 +96,9 @@ class Priced:
             Bet(plain.tokens + sure * b.tokens, plain.seconds + each + backlog + sure * b.seconds)
             for b in self._ahead(room, 0, 1.0, right, each, 0.0)
         ]
-        rate = self._rate(plain, [*cheap, *ask])
-        if max((b.worth(rate) for b in ask), default=0.0) > max(b.worth(rate) for b in [plain, *cheap]):
+        rate = self._rate(plain, [*cheap, *ask], source.name)
+        wait = read > _READ_LEAST and self._steps.get(room.slot, 0) < _WAIT
+        if not wait and max((b.worth(rate) for b in ask), default=0.0) > max(b.worth(rate) for b in [plain, *cheap]):
             go_on = partial(self._go_on, room, source.name, each)
             return Want(self.most.nodes, self.most.depth, self.most.width, go_on, read)
         if self.ledger.probe_s >= first * (1 + len(self._probes)):
@@ -112,7 +123,8 @@ class Priced:
             again = again and everything < _READ_SHARE[1] * rest and self.ledger.affords(everything)
             return room.n_tokens if again else max(source.lag, 1)
         many = self._draft_seconds(source.name, _READ_LEAST, room.n_tokens)[1]
-        return min(source.lag, max(int(_READ_LEAST * _READ_SHARE[0] * rest / many), _READ_LEAST))
+        budget = _READ_SHARE[0] * rest * min(_READ_FOR / room.left, 1.0)
+        return min(source.lag, max(int(_READ_LEAST * budget / many), _READ_LEAST))
 
     def _go_on(self, room: Room, name: str, each: float, path: Sequence[tuple[Hashable, float]]) -> bool:
         """Whether a draft model that has this path should draft another token."""
@@ -125,10 +137,11 @@ class Priced:
         plain = Bet(room.active, self.prices.seconds(room.active, room.n_tokens))
         stop = Bet(expected, self._least(room.active + len(path), room.n_tokens))
         ahead = [stop.plus(b) for b in self._ahead(room, len(path), likely, hope[1], each, each)]
-        rate = self._rate(plain, [stop, *ahead])
+        rate = self._rate(plain, [stop, *ahead], name)
         more = any(b.worth(rate) > stop.worth(rate) for b in ahead)
         if len(path) == 1:
-            hope[0] += _HEAR * (more - hope[0])
+            hope[2] += 1
+            hope[0] += max(_HEAR, 1 / (hope[2] + _PATIENCE)) * (more - hope[0])
         else:  # what the drafter is sure of, as calibrated, says the same as the outcome, with less chance in it
             hope[1] += _HEAR * (p - hope[1])
         return more
@@ -187,10 +200,12 @@ class Priced:
             bets.append(Bet(total, self._least(room.active + size, room.n_tokens)))
         return bets
 
-    def _rate(self, plain: Bet, others: Sequence[Bet]) -> float:
-        """Lambda: the rate of late, but no more than what can be had now, nor less than plain decoding gives."""
+    def _rate(self, plain: Bet, others: Sequence[Bet], name: str = "") -> float:
+        """Lambda: the rate of late, but no more than what can be had now, nor less than plain decoding gives. For a
+        costly drafter, no less than what is reached without it either: a plain step may be the way to better ones."""
         can = max((b.tokens / b.seconds for b in others), default=0.0)
-        rate = max(min(self.ledger.rate(), can), plain.tokens / plain.seconds)
+        without = self.ledger.rate(name) if name else 0.0
+        rate = max(min(self.ledger.rate(), can), plain.tokens / plain.seconds, without)
         return rate * (1 + self.ledger.margin(plain.seconds))
 
     def _least(self, n: int, context: int) -> float:
@@ -227,12 +242,15 @@ class Priced:
             for offer in o.offers:
                 self._judge(o.record.slot, offer, o.said)
             self._stretch(o)
+            self._steps[o.record.slot] = self._steps.get(o.record.slot, 0) + 1
             for name in {*self._used, *(d.origin[0] for d in o.offers if d.tokens)}:
                 self._used.setdefault(name, deque(maxlen=_LATELY)).append(name in o.record.verified_origins)
         self._plain = len(steps), context
         self._probes.clear()
         bet = size > len(steps) or drafting > probe_s
-        self.ledger.book(sum(o.record.emitted for o in steps), seconds + drafting, plain_s, bet, probe_s, invested)
+        tokens, asked = sum(o.record.emitted for o in steps), {name for o in steps for name in o.draft_s}
+        idle = [name for name in self._drafters if name not in asked or probe_s]
+        self.ledger.book(tokens, seconds + drafting, plain_s, bet, probe_s, invested, idle)
 
     def _drafted(self, o: Outcome, context: int) -> tuple[float, float]:
         """Follow the prices of draft models; seconds that went into probes, and into reading a backlog."""

@@ -189,6 +189,18 @@ typedef bool (*work_fn)(void *, int, const struct tensor *, size_t *);
 PACKED(q4_0, SYMBOL_40)
 PACKED(q4_K, SYMBOL_4K)
 
+// Attention adds up in another order for one query (the past is cut in as many parts as there are threads, from 512
+// cells on) than for several. With heads enough for all threads nothing is gained by that, so that the way of several is
+// taken for one too: a row has the same bits alone or in a batch.
+typedef void (*attention_fn)(const struct params *, struct tensor *);
+EXPORT void ggml_compute_forward_flash_attn_ext(const struct params * at, struct tensor * dst) {
+    const int64_t * ne = dst->src[0]->ne;  // of the queries: size of a head, tokens, heads
+    struct params same = *at;
+    same.use_ref |= slipstream_kernels_on && ne[1] <= 64 && ne[1] * ne[2] >= 2 * at->nth;
+    ORIGINAL(attention_fn, "ggml_compute_forward_flash_attn_ext");
+    known(&same, dst);
+}
+
 // For tests, without llama.cpp: out[n][rows] = x[n][k] times weights; `x` in one piece. False if not supported.
 EXPORT bool slipstream_multiply(int type, bool packed, long rows, long k, long n, const void * w, const float * x,
                                 float * out) {
