@@ -22,7 +22,7 @@ from slipstream.core.types import EMPTY_DRAFT, PAD, Draft
 
 MOST = Want(63, 63, 1)  # chains: on most builds they leave the logits bit for bit as they are
 _LOOK = 8  # drafted tokens that the question "one more?" looks ahead
-_REACH = (6, 16)  # least and first number of nodes that cheap drafters are asked for
+_REACH = (3, 16)  # least and first number of nodes that cheap drafters are asked for
 _HOPE = (0.6, 0.85, 0)  # of a costly drafter: how often it is sure enough to go on, and then right; times it was heard
 _HEAR = 0.05  # how much one guess moves that
 _PATIENCE = 6  # guesses that the first value is worth
@@ -167,8 +167,10 @@ class Priced:
     def choose(self, rooms: Sequence[Room], offers: Sequence[Sequence[Draft]]) -> list[Choice]:
         trees = [self._merged(room, own) for room, own in zip(rooms, offers, strict=True)]
         active, context = rooms[0].active, sum(r.n_tokens for r in rooms) // len(rooms)
-        pool = sorted((-p, r, i) for r, tree in enumerate(trees) for i, p in enumerate(path_probabilities(tree)))
         plain_s = self.prices.seconds(active, context)
+        if not any(len(tree) for tree in trees):
+            return [Choice(EMPTY_DRAFT, 1.0, plain_s, plain_s)] * len(rooms)
+        pool = sorted((-p, r, i) for r, tree in enumerate(trees) for i, p in enumerate(path_probabilities(tree)))
         total, bets = float(active), [Bet(active, plain_s)]
         for size, (minus_p, _, _) in enumerate(pool, 1):
             total -= minus_p
