@@ -56,6 +56,17 @@ def assert_one_clear_error(stderr: str) -> None:
     assert "Traceback" not in stderr
 
 
+def assert_refused(args: list[str], words: str, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One message with these words and a hint, exit code 2, and the same as an object on stdout."""
+    with open(os.devnull) as nothing:
+        monkeypatch.setattr("sys.stdin", nothing)
+        assert main([*args, "--json"]) == 2
+    out, err = capsys.readouterr()
+    assert_one_clear_error(err)
+    assert words in err
+    assert set(last_json(out)) == {"error", "hint"}
+
+
 # -- what each command gives ---------------------------------------------------------------------------------------
 
 
@@ -223,13 +234,7 @@ def test_models_and_pull(smollm2: Path) -> None:
     ],
 )  # fmt: skip
 def test_bad_input(smollm2: Path, args: list[str], words: str, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    with open(os.devnull) as nothing:
-        monkeypatch.setattr("sys.stdin", nothing)
-        assert main([*args, "--json"]) == 2
-    out, err = capsys.readouterr()
-    assert_one_clear_error(err)
-    assert words in err
-    assert set(last_json(out)) == {"error", "hint"}
+    assert_refused(args, words, capsys, monkeypatch)
 
 
 @pytest.mark.parametrize("kind", ["truncated", "not a GGUF", "empty", "another vocabulary"])

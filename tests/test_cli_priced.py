@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from slipstream.cli.app import main
-from test_cli import MODEL, REPEATS, assert_one_clear_error, last_json, slipstream
+from test_cli import MODEL, REPEATS, assert_refused, last_json, slipstream
 
 LINES = "\n".join(f"item {i}: the price of lot {i * 37 % 101} is {i * 13 % 89} crowns" for i in range(40))
 
@@ -104,10 +103,4 @@ def test_a_corpus_is_drafted_from_and_kept_only_when_asked(smollm2: Path, tmp_pa
     ],
 )  # fmt: skip
 def test_bad_input(smollm2: Path, args: list[str], words: str, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    with open(os.devnull) as nothing:
-        monkeypatch.setattr("sys.stdin", nothing)
-        assert main([*args, "--json"]) == 2
-    out, err = capsys.readouterr()
-    assert_one_clear_error(err)
-    assert words in err
-    assert set(last_json(out)) == {"error", "hint"}
+    assert_refused(args, words, capsys, monkeypatch)
