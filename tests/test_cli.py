@@ -114,7 +114,7 @@ def test_a_draft_model_with_k_0_is_said_to_be_inactive(smollm2: Path) -> None:
     done = slipstream("run", "-m", MODEL, "--draft", MODEL, "--k", "0", "--max-tokens", "2", "hi")
     assert done.returncode == 0
     assert "warning: a draft model is given, but k is 0" in done.stderr
-    assert "drafting was off: the policy drafts nothing (k is 0)" in done.stderr
+    assert "drafting was off: the policy drafts nothing (k is 0, or it is off)" in done.stderr
 
 
 def test_demo(smollm2: Path) -> None:

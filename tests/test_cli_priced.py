@@ -96,6 +96,7 @@ def test_a_corpus_is_drafted_from_and_kept_only_when_asked(smollm2: Path, tmp_pa
         (["run", "-m", MODEL, "--corpus", "nowhere", "hi"], "no such file or folder: nowhere"),
         (["run", "-m", MODEL, "--save-corpus", "x.npz", "hi"], "there is no corpus to save"),
         (["run", "-m", MODEL, "--predict", "nowhere.txt", "hi"], "cannot read nowhere.txt"),
+        (["run", "-m", MODEL, "--compare", "--explain", "hi"], "--explain shows one run"),
         (["cost", "-m", MODEL, "--context", "-1"], "the context is -1"),
         (["cost", "-m", MODEL, "--save", "nowhere/x.json"], "cannot write nowhere/x.json"),
         (["tune-draft", "-m", MODEL, "--draft", "suffix"], "suffix is not a draft model"),

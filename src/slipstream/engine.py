@@ -201,7 +201,7 @@ class Engine:
         if not self.drafters:
             reason = "no drafter was given"
         elif not self.policy.most.nodes:
-            reason = "the policy drafts nothing (k is 0)"
+            reason = "the policy drafts nothing (k is 0, or it is off)"
         return {
             "target": self.name,
             "drafter": "+".join(d.name for d in self.drafters) or None,

@@ -45,6 +45,8 @@ def command(
     """Generate text for one prompt: text to stdout, statistics to stderr. Ctrl-C ends it and keeps the text so far."""
     from slipstream.generation import Request
 
+    if compare and explain:
+        raise InputError("--explain shows one run, and --compare makes four", "leave out one of the two")
     text = read_prompt(prompt)
     expected = None if predict is None else _read(predict)
     request = Request(
