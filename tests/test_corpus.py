@@ -91,6 +91,13 @@ def test_a_longer_match_wins_then_the_more_frequent_continuation() -> None:
     assert len(drafter.propose(0, [0, 0, 3], Want(4, 4))) == 0
 
 
+@given(TEXTS, RECENT, st.lists(st.integers(0, 3), max_size=20))
+def test_a_peek_is_what_would_be_proposed(texts: list[list[int]], recent: list[int], path: list[int]) -> None:
+    drafter = CorpusDrafter(Corpus(flat(texts), "x"))
+    drafter.begin(0, recent, GREEDY)
+    assert drafter.peek(0, recent, path, Want(5, 5)) == drafter.propose(0, [*recent, *path], Want(5, 5))
+
+
 def folder(tmp_path: Path) -> Path:
     for name, data in {
         "a.py": b"alpha",

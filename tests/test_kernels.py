@@ -20,7 +20,7 @@ from slipstream.models.llamacpp import kernels
 # name: (ggml's number, interleaved by 8 rows, values and bytes of a block, offsets of its half floats)
 FORMATS = {
     "q4_K": (12, True, 256, 144, (0, 2)),
-    "q6_K": (14, False, 256, 210, (208,)),
+    "q6_K": (14, True, 256, 210, (208,)),
     "q4_0": (2, True, 32, 18, (0,)),
     "q4_1": (3, False, 32, 20, (0, 2)),
     "q5_0": (6, False, 32, 22, (0,)),
@@ -67,6 +67,10 @@ def interleaved(name: str, raw: np.ndarray) -> bytes:
     if name == "q4_0":
         quants = raw[..., 2:].reshape(ROWS, -1, 2, 8).transpose(1, 2, 0, 3).reshape(raw.shape[1], 128) ^ 0x88
         return np.concatenate([raw[..., :2].transpose(1, 0, 2).reshape(raw.shape[1], 16), quants], 1).tobytes()
+    if name == "q6_K":  # low nibbles, pairs of high bits, scales, half d: of each 8 rows in turn, d and scales first
+        by_8 = raw[..., :192].reshape(ROWS, -1, 24, 8).transpose(1, 2, 0, 3).reshape(raw.shape[1], -1)
+        scales = raw[..., 192:208].transpose(1, 2, 0).reshape(raw.shape[1], -1)
+        return np.concatenate([raw[..., 208:].transpose(1, 0, 2).reshape(raw.shape[1], 16), scales, by_8], 1).tobytes()
     out = []
     for block in raw.transpose(1, 0, 2):  # [ROWS, 144]
         packed = block[:, 4:16].astype(int)
@@ -137,6 +141,19 @@ def test_a_row_has_the_same_bits_in_any_batch(library, name, seed, k, n):
     alone = np.concatenate([multiply(library, name, raw, row[None]) for row in x])
     assert np.isfinite(alone).all()
     assert np.array_equal(multiply(library, name, raw, x), alone)
+
+
+@pytest.mark.parametrize("quant", [0x00, 0xFF])
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_largest_sums_of_products_do_not_overflow(library, base, name, sign, quant):
+    raw = np.full_like(blocks(name, 512, 0), quant)
+    for at in FORMATS[name][4]:
+        raw[..., at : at + 2] = np.array([1.0], np.float16).view(np.uint8)
+    x = np.full((3, 512), sign, np.float32)
+    w = np.array([through(base, name, row.tobytes(), 512) for row in raw], np.float64)
+    a = np.array([rounded(base, name, row) for row in x], np.float64)
+    assert np.all(np.abs(multiply(library, name, raw, x) - a @ w.T) <= 1e-3 * (np.abs(a) @ np.abs(w).T))
 
 
 @pytest.mark.parametrize("name", FORMATS)

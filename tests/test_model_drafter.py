@@ -59,6 +59,51 @@ def test_the_cache_keeps_step_whatever_becomes_of_a_draft(params: SamplingParams
             tokens += [int(t) for t in rng.integers(0, N, 5)]
 
 
+@pytest.mark.parametrize("choice", ["keyed", "sampled"])
+@pytest.mark.parametrize("params", [GREEDY, WARM], ids=["greedy", "warm"])
+@pytest.mark.parametrize("right", [0.0, 0.6, 1.0])
+def test_hints_save_forwards_and_change_nothing(choice: str, params: SamplingParams, right: float) -> None:
+    rng, hinted, alone = np.random.default_rng(4), drafter(choice), drafter(choice)
+    tokens = [1, 2, 3]
+    for d in (hinted, alone):
+        d.begin(0, tokens, params)
+    saved = 0
+    for step in range(60):
+        depth = int(rng.integers(1, 9))
+        plain, made = alone.propose(0, tokens, Want(depth, depth)), len(alone.model.forwards)  # type: ignore[attr-defined]
+
+        def hint(path: Sequence[int]) -> list[int]:
+            assert list(path) == list(plain.tokens[: len(path)])  # noqa: B023
+            guess = plain.tokens[len(path) : len(path) + int(rng.integers(0, 6))]  # noqa: B023
+            return [t if rng.random() < right else (t + 1) % N for t in guess]
+
+        draft = hinted.propose(0, tokens, Want(depth, depth, hint=hint))
+        assert draft.tokens == plain.tokens and draft.prob == plain.prob
+        assert all(a is b is None or np.allclose(a, b) for a, b in zip(draft.q, plain.q, strict=True))
+        assert hinted.model.past(0)[: len(tokens)] == tokens  # type: ignore[attr-defined]
+        assert len(hinted.model.forwards) <= made  # type: ignore[attr-defined]
+        saved += made - len(hinted.model.forwards)  # type: ignore[attr-defined]
+        for d in (hinted, alone):
+            del d.model.forwards[:]  # type: ignore[attr-defined]
+        accepted = int(rng.integers(0, depth + 1)) if step % 5 else depth
+        tokens = [*tokens, *draft.tokens[:accepted], int(rng.integers(N))]
+    assert (saved > 0) == (right > 0)
+
+
+def test_what_a_hint_said_is_evidence_and_a_state_that_cannot_be_cut_gets_none() -> None:
+    d, tokens = drafter(), [1, 2, 3]
+    d.begin(0, tokens, GREEDY)
+    a, b, c = expected_chain(tokens, 3, GREEDY, 3)
+    draft = d.propose(0, tokens, Want(3, 3, hint=lambda path: [] if path else [a, (b + 1) % N]))
+    assert draft.tokens == (a, b, c)
+    assert [e[1] for e in draft.evidence[:2]] == [True, False]  # type: ignore[index]
+    model: ToyModel = d.model  # type: ignore[assignment]
+    assert model.forwards == [5, 1]
+    r = drafter(recurrent=True)
+    r.begin(0, tokens, GREEDY)
+    assert r.propose(0, tokens, Want(3, 3, hint=lambda path: pytest.fail("asked"))).tokens == (a, b, c)
+
+
 def test_after_full_acceptance_only_what_is_missing_is_evaluated() -> None:
     d = drafter()
     tokens = [1, 2, 3]

@@ -35,6 +35,19 @@ def test_it_says_the_expected_text_from_its_first_token_to_its_last() -> None:
     assert after(TEXT) == () and after([*TEXT, 1, 2]) == ()
 
 
+def test_a_peek_looks_ahead_and_leaves_no_trace() -> None:
+    drafter, tokens = PredictedDrafter(), [*PROMPT, *TEXT[:5]]
+    silent = PredictedDrafter()
+    silent.begin(0, PROMPT, GREEDY)
+    assert not silent.peek(0, PROMPT, [1], Want(4, 4)).tokens
+    drafter.expect(0, TEXT)
+    drafter.begin(0, PROMPT, GREEDY)
+    before = drafter.propose(0, tokens, Want(4, 4))
+    assert drafter.peek(0, tokens, TEXT[5:8], Want(4, 4)).tokens == tuple(TEXT[8:12])
+    assert drafter.peek(0, tokens, [7, 7, *TEXT[20:24]], Want(4, 4)).tokens == tuple(TEXT[24:28])
+    assert drafter.propose(0, tokens, Want(4, 4)) == before
+
+
 def test_it_recovers_after_a_deletion_an_insertion_and_a_replacement() -> None:
     start = TEXT[:10]
     assert after([*start, *TEXT[20:22]]) == tuple(TEXT[22:26])  # ten tokens left out

@@ -16,11 +16,11 @@ import pytest
 
 from slipstream.core.cost import Curve, Prices
 from slipstream.core.ledger import PROBE_SHARE
-from slipstream.core.ports import Drafter
-from slipstream.core.priced import MOST
-from slipstream.core.types import PAD, Draft, SamplingParams
+from slipstream.core.ports import Drafter, Outcome, Room
+from slipstream.core.priced import MOST, Priced
+from slipstream.core.types import PAD, Draft, SamplingParams, StepRecord
 from slipstream.drafters.suffix import SuffixDrafter
-from virtual import CURVES, Bench, Clock, Guess, guessing, reading, text
+from virtual import CURVES, Bench, Clock, Guess, curve, guessing, reading, text
 
 FROM, TO = 64, 64 + 512
 SEEDS = range(3)
@@ -202,3 +202,33 @@ def test_probes_of_a_paused_drafter_keep_to_their_budget(name: str, share: float
         assert sum(probes) <= PROBE_SHARE * run.times[-1] + max(probes), seed
         late = sum(seconds for at, seconds, probe in guess.spent if not probe and at > run.times[FROM])
         assert late <= 0.01 * run.times[-1], "and what else is spent on it is little"
+
+
+# -- drafters that cost nothing guess for one that costs --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("steep", "checked"), [(0.0, 4), (0.4, 3), (0.71, 2), (0.8, 1), (1.0, 0)])
+def test_a_guess_is_checked_while_that_costs_less_than_what_it_may_save(steep: float, checked: int) -> None:
+    each = 10.0
+    policy = Priced(Prices(CURVES["avx"]), {"m": Prices(curve((1, each), (64, each + 63 * steep * each)))})
+    offer = Draft.chain((1, 2, 3, 4), "a", (), [0.9, 0.8, 0.7, 0.6], [None] * 4)
+    room = Room(0, 100, 50)
+    assert policy.hint(room, "m", 1, [offer]) == offer.tokens[:checked]
+    assert policy.hint(room, "m", 1, []) == ()
+    policy._probes.add((0, "m"))
+    assert policy.hint(room, "m", 1, [offer]) == (), "a probe is short"
+
+
+def test_forwards_with_a_hint_are_paid_for_as_what_they_are() -> None:
+    prices = Prices(curve((1, 10), (2, 11), (4, 13), (8, 20), (64, 150)))
+    policy = Priced(Prices(CURVES["avx"]), {"m": prices})
+    offer = Draft.chain((1, 2, 3, 4), "a", (), [0.9, 0.8, 0.7, 0.6], [None] * 4)
+    room, before = Room(0, 100, 50), prices.seconds(1, 100)
+    for _ in range(50):
+        sizes = [1 + len(policy.hint(room, "m", 1, offers)) for offers in ([offer], [], [offer])]
+        assert sizes == [5, 1, 5]
+        spent = sum(prices.seconds(n, 100) for n in sizes)
+        record = StepRecord(0, 100, 0, 5, 5, 4, 5, depth=5)
+        said = Draft.chain((1, 2, 3, 4, 9), "m", (), [0.9] * 5, [None] * 5)
+        policy.learn([Outcome(record, [said], said, [1, 2, 3, 4, 7], {"m": spent}, {"m": 1})], 0.05)
+    assert prices.seconds(1, 100) == pytest.approx(before, rel=0.01)

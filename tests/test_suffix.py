@@ -59,6 +59,28 @@ def test_the_automaton_reads_exactly_the_substrings(tokens: list[int], part: lis
     assert (state >= 0) == occurs(tokens, part)
 
 
+@given(TOKENS, st.lists(st.integers(0, 4), min_size=1, max_size=12))
+def test_behind_a_path_stands_its_longest_ending_in_the_text(tokens: list[int], path: list[int]) -> None:
+    a, whole = build(tokens), [*tokens, *path]
+    state, match = a.behind(path)
+    assert match == next(n for n in range(len(whole), -1, -1) if occurs(tokens, whole[len(whole) - n :]) or not n)
+    assert a.length[a.link[state]] < match <= a.length[state] or state == match == 0
+
+
+@given(TOKENS, st.lists(st.integers(0, 4), min_size=1, max_size=6), st.integers(1, 5))
+def test_a_peek_continues_the_text_and_leaves_no_trace(tokens: list[int], path: list[int], depth: int) -> None:
+    drafter, other = SuffixDrafter(1), SuffixDrafter(1)
+    for d in (drafter, other):
+        d.begin(0, tokens, GREEDY)
+    seen = drafter.peek(0, tokens, path, Want(depth, depth))
+    state, match = drafter._slots[0][0].behind(path)
+    said = [*tokens, *path][len(tokens) + len(path) - match :]
+    assert not seen.tokens or seen.tokens[0] in tokens
+    if seen.tokens and drafter._slots[0][0].next[state]:
+        assert occurs(tokens, [*said, seen.tokens[0]])
+    assert drafter.propose(0, tokens, Want(9, 9)) == other.propose(0, tokens, Want(9, 9))
+
+
 def tree_paths(d: Draft) -> list[list[int]]:
     paths: list[list[int]] = []
     for token, parent in zip(d.tokens, d.parents, strict=True):

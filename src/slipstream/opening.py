@@ -159,6 +159,7 @@ def memory_plan(files: Files, o: OpenOptions) -> tuple[memory.MemoryPlan, int, i
         n_outputs=layout.rows(o.n_slots, 512),
         extra_seqs=o.n_slots * (layout.leaves(o.n_slots) - 1),
         n_threads=o.threads,
+        own_kernels=library.own_kernels().active,
     )
     draft_ctx = n_ctx if files.draft is None else min(n_ctx, files.draft.n_ctx_train)
 
@@ -228,7 +229,7 @@ def _load(cls: type[Engine], files: Files, drafting: Drafting, policy: Policy | 
             choice: Way = "sampled" if o.verify in ("rejection", "block") else "keyed"
             made.append(ModelDrafter(draft, choice, files.pair.n_shared, model.caps.n_vocab))
             if policy is None:
-                prices["model"] = Prices(curve_of(draft, files.draft, small))
+                prices["model"] = Prices(curve_of(draft, files.draft, small, drafts=True))
         policy = policy or Priced(Prices(curve_of(model, files.target, target)), prices, o.most())
         return cls(model, tokenizer, made, policy, o.verify, name=Path(files.target.path).name, owned=owned)
     except BaseException:
@@ -246,13 +247,16 @@ def load_model(head: GGUFHeader, options: LlamaOptions) -> LlamaModel:
     return LlamaModel(head.path, options)
 
 
-def curve_of(model: Model, head: GGUFHeader, options: LlamaOptions, fresh: bool = False) -> Curve:
-    """The model's price list with these options; measured when there is none, or when it shall be `fresh`."""
+def curve_of(
+    model: Model, head: GGUFHeader, options: LlamaOptions, fresh: bool = False, drafts: bool = False
+) -> Curve:
+    """The model's price list with these options, as a target or as one that drafts; measured when there is none, or
+    when it shall be `fresh`."""
     from slipstream.models.llamacpp import library
 
-    settings = asdict(options) | {"n_ctx": 0, "build": library.build_id()}
+    settings = asdict(options) | {"n_ctx": 0, "build": library.build_id(), "drafts": drafts}
     about = {"model": head.path.name, "threads": options.threads, "settings": settings}
-    return pricing.price_list(pricing.key(head.path, **settings), model, about, fresh)
+    return pricing.price_list(pricing.key(head.path, **settings), model, about, fresh, last_row=drafts)
 
 
 def read_corpus(paths: Sequence[str | Path], encode: Encode, save: str | Path | None = None) -> Corpus:

@@ -47,13 +47,18 @@ def saved(name: str) -> Curve | None:
 
 
 def price_list(
-    name: str, model: Model, about: dict[str, Any], fresh: bool = False, clock: Callable[[], float] = time.perf_counter
+    name: str,
+    model: Model,
+    about: dict[str, Any],
+    fresh: bool = False,
+    clock: Callable[[], float] = time.perf_counter,
+    last_row: bool = False,
 ) -> Curve:
     """Read it, or measure it (some seconds, in the model's empty slot 0) and keep it, if nothing disturbed it."""
     curve = None if fresh else saved(name)
     if curve is None:
         watch = Others()
-        curve = measure(model, clock, BUDGET_S)
+        curve = measure(model, clock, BUDGET_S, last_row=last_row)
         if curve.spread > DISTURBED or watch.share() > BUSY:
             log.info("the price list is not kept: other programs used the machine while it was measured")
             return curve

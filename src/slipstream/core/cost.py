@@ -115,12 +115,18 @@ def _between(sizes: Sequence[int], seconds: Sequence[float], n: int) -> float:
 
 
 def measure(
-    model: Model, clock: Callable[[], float], budget_s: float = 4.0, most: int | None = None, rounds: int = 5
+    model: Model,
+    clock: Callable[[], float],
+    budget_s: float = 4.0,
+    most: int | None = None,
+    rounds: int = 5,
+    last_row: bool = False,
 ) -> Curve:
     """Time forwards of 1 to `most` new tokens in the empty slot 0, sizes in turn so that a disturbance hits all alike.
 
     The least of several times counts: other programs only ever add. What a forward takes to be undone belongs to its
-    price. Stops after about `budget_s` seconds; sizes that it did not come to lie on straight lines between the others.
+    price. `last_row`: logits are asked of the last token only, as a draft model does. Stops after about `budget_s`
+    seconds; sizes that it did not come to lie on straight lines between the others.
     """
     caps = model.caps
     short = min(_SHORT, caps.n_ctx - 2)
@@ -128,30 +134,32 @@ def measure(
     sizes = [n for n in (*_NEEDED, *(n for n in GRID if n not in _NEEDED)) if n <= top]
     _read(model, short)
     for n in sizes[:4]:  # warm up
-        _time(model, clock, n)
+        _time(model, clock, n, last_row)
     start = clock()
     times: dict[int, list[float]] = {}
     for number in range(rounds):
         for n in sizes:
             if clock() - start > budget_s and (number or n not in _NEEDED):
                 break
-            times.setdefault(n, []).extend(_time(model, clock, n) for _ in range(3 if n == 1 else 1))
+            times.setdefault(n, []).extend(_time(model, clock, n, last_row) for _ in range(3 if n == 1 else 1))
     done = {n: min(t) for n, t in sorted(times.items())}
-    per_past, per_past_token = _growth(model, clock, done, short)
+    per_past, per_past_token = _growth(model, clock, done, short, last_row)
     model.truncate(0, 0)
     spread = statistics.median(times[1]) / done[1]
     return Curve(tuple(done), tuple(done.values()), short, per_past, per_past_token, spread)
 
 
-def _growth(model: Model, clock: Callable[[], float], done: Mapping[int, float], short: int) -> tuple[float, float]:
+def _growth(
+    model: Model, clock: Callable[[], float], done: Mapping[int, float], short: int, last_row: bool
+) -> tuple[float, float]:
     """What a token of past adds to a forward, and to each new token, from a longer past than `short`."""
     wide = max((n for n in done if n <= 8), default=1)
     longer = min(_LONG, model.caps.n_ctx - wide - 1)
     if longer < 2 * _SHORT:
         return 0.0, 0.0
     _read(model, longer)
-    one = max(min(_time(model, clock, 1) for _ in range(5)) - done[1], 0.0) / (longer - short)
-    many = max(min(_time(model, clock, wide) for _ in range(5)) - done[wide], 0.0) / (longer - short)
+    one = max(min(_time(model, clock, 1, last_row) for _ in range(5)) - done[1], 0.0) / (longer - short)
+    many = max(min(_time(model, clock, wide, last_row) for _ in range(5)) - done[wide], 0.0) / (longer - short)
     each = max(many - one, 0.0) / (wide - 1) if wide > 1 else 0.0
     return max(one - each, 0.0), each
 
@@ -169,9 +177,9 @@ def _read(model: Model, n: int) -> None:
         model.keep(0, range(chunk))
 
 
-def _time(model: Model, clock: Callable[[], float], n: int) -> float:
+def _time(model: Model, clock: Callable[[], float], n: int, last_row: bool) -> float:
     past = model.n_past(0)
-    span = Span(0, _tokens(model, n), range(-1, n - 1), range(n))
+    span = Span(0, _tokens(model, n), range(-1, n - 1), range(n - 1 if last_row else 0, n))
     t = clock()
     model.forward([span])
     model.keep(0, () if model.caps.rollback == "free" else range(n))

@@ -10,11 +10,14 @@ from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
+from functools import partial
 
-from slipstream.core.ports import PLAIN, Choice, Drafter, Model, Outcome, Policy, Room, Source
+from slipstream.core.ports import PLAIN, Choice, Drafter, Model, Outcome, Policy, Room, Source, Want
 from slipstream.core.sequence import TARGET_ORIGIN, Emission, Sequence, Token
 from slipstream.core.types import PAD, Array, Draft, Span, StepRecord, Verdict
 from slipstream.errors import UsageError
+
+HINT = 8  # tokens that others may guess for a draft model at once
 
 
 @dataclass
@@ -132,14 +135,25 @@ class Loop:
                 continue
             width = want.width if room.leaves > 1 else 1
             t = self.clock()
-            draft = drafter.propose(seq.slot, seq.tokens, replace(want, nodes=nodes, depth=depth, width=width))
-            offers.seconds[drafter.name] = self.clock() - t
+            want = replace(want, nodes=nodes, depth=depth, width=width)
             again = want.read >= len(seq.tokens)
-            offers.lag[drafter.name] = len(seq.tokens) if again else min(lag, want.read) if want.read else lag
+            read = len(seq.tokens) if again else min(lag, want.read) if want.read else lag
+            if _costly(drafter):
+                want = replace(want, hint=partial(self._hint, seq, room, drafter.name, read, tuple(offers.drafts)))
+            draft = drafter.propose(seq.slot, seq.tokens, want)
+            offers.seconds[drafter.name] = self.clock() - t
+            offers.lag[drafter.name] = read
             offers.proposed += len(draft)
             draft = draft if width > 1 else draft.spine()
             offers.drafts.append(draft.limit(nodes, depth, None, room.n_vocab))
         return offers
+
+    def _hint(self, seq: Sequence, room: Room, name: str, read: int, offers: Seq[Draft], path: Seq[int]) -> Seq[int]:
+        """What drafters that cost nothing guess behind the path of one that does, as far as the policy wants it."""
+        if path:
+            peeks = [d.peek for d in self._of(seq) if hasattr(d, "peek")]
+            read, offers = 1, [peek(seq.slot, seq.tokens, path, Want(HINT, HINT)) for peek in peeks]
+        return self.policy.hint(room, name, read, offers)
 
     # -- verify, keep, record --------------------------------------------------------------------------------------
 

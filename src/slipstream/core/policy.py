@@ -31,6 +31,9 @@ class Fixed:
     def want(self, room: Room, source: Source, offers: Sequence[Draft]) -> Want:
         return self.most if self.most.nodes else NOTHING
 
+    def hint(self, room: Room, name: str, read: int, offers: Sequence[Draft]) -> Sequence[int]:
+        return ()
+
     def choose(self, rooms: Sequence[Room], offers: Sequence[Sequence[Draft]]) -> list[Choice]:
         return [Choice(self._one(room, own)) for room, own in zip(rooms, offers, strict=True)]
 

@@ -37,6 +37,7 @@ class Model(Protocol):
     def close(self) -> None: ...
 
 
+Hint = Callable[[Sequence[int]], Sequence[int]]  # tokens worth checking behind this path
 GoOn = Callable[[Sequence[tuple[Hashable, float]]], bool]  # (evidence, claim) of each node of the path so far
 
 
@@ -44,9 +45,11 @@ GoOn = Callable[[Sequence[tuple[Hashable, float]]], bool]  # (evidence, claim) o
 class Want:
     """How much a drafter may propose: nodes in all, depth of the deepest, and children of one node.
 
-    A drafter whose every further token costs a forward asks `go_on` before each one (None: always). One that has fallen
-    behind reads the last `read` tokens of what it lacks (0: all), skipped ones included when it may read all there are:
-    a draft may be wrong, and reading costs time.
+    A drafter whose every further token costs a forward asks `go_on` before each one (None: always). One that has
+    fallen behind reads the last `read` tokens of what it lacks (0: all), skipped ones included when it may read all
+    there are: a draft may be wrong, and reading costs time. Before each of its forwards it asks `hint` what others
+    guess behind the path so far: it checks that in the same forward, and has its next token for nothing as long as it
+    says the same.
     """
 
     nodes: int
@@ -54,6 +57,7 @@ class Want:
     width: int = 1
     go_on: GoOn | None = None
     read: int = 0
+    hint: Hint | None = None
 
 
 NOTHING = Want(0, 0)
@@ -62,9 +66,10 @@ NOTHING = Want(0, 0)
 class Drafter(Protocol):
     """Guesses what comes next in each slot. A wrong guess costs time, never text.
 
-    Two members are optional: `costly` (default False) says that each drafted token costs a forward of a model, and
-    `lag(slot, n_tokens) -> (int, int)` how many tokens it would have to read before it can propose, and how many it has
-    skipped for good.
+    Three members are optional: `costly` (default False) says that each drafted token costs a forward of a model, and
+    `lag(slot, n_tokens) -> (int, int)` how many tokens it would have to read before it can propose, and how many it
+    has skipped for good. `peek(slot, tokens, path, want) -> Draft` is what it would propose once `path` stood behind
+    `tokens`, after a `propose` for these tokens.
     """
 
     name: str
@@ -163,6 +168,10 @@ class Policy(Protocol):
 
     def want(self, room: Room, source: Source, offers: Sequence[Draft]) -> Want:
         """How much this drafter may propose, knowing what others have; NOTHING leaves it out. Costly ones come last."""
+        ...
+
+    def hint(self, room: Room, name: str, read: int, offers: Sequence[Draft]) -> Sequence[int]:
+        """What others guess that a costly drafter should check in a forward that reads `read` tokens anyway."""
         ...
 
     def choose(self, rooms: Sequence[Room], offers: Sequence[Sequence[Draft]]) -> list[Choice]:

@@ -29,10 +29,11 @@ _PATIENCE = 6  # guesses that the first value is worth
 _USUAL = 0.2  # how much one text moves what the next one begins with
 _READ_SHARE = 0.02, 0.1  # of the time that the rest of the answer takes: for reading a backlog, for reading all again
 _READ_FOR = 128  # tokens: no more of the answer is counted on, for a backlog
-_READ_LEAST = 64  # tokens
+_READ_LEAST, _READ_FIRST = 64, 128  # tokens that may be read in any case; a prompt that may be read whole
 _SERVES = 4  # tokens of a step: the share of a backlog that is charged to it
-_WAIT = 8  # steps in which to see what cheap drafters do, before a longer backlog is read
+_WAIT = 12  # steps in which to see what cheap drafters do, before a long backlog is read
 _LATELY = 32  # steps
+_OPEN = 0.97  # memory of the share of tokens that are left to costly drafters, a token
 _CHEAPER = 0.98  # a larger forward is taken when it costs less than this share of the smaller one
 
 
@@ -64,7 +65,9 @@ class Priced:
         self._usual: dict[str, list[float]] = {}  # hope by drafter, over the texts so far
         self._reach: dict[int, int] = {}
         self._steps: dict[int, int] = {}  # by slot, since its sequence began
+        self._open: dict[int, float] = {}  # by slot: share of late of the tokens that no cheap drafter had guessed
         self._probes: set[tuple[int, str]] = set()
+        self._forwards: dict[tuple[int, str], list[int]] = {}  # of draft models in this step: tokens in each
         self._right: dict[str, deque[bool]] = {}  # by drafter: was its first guess right?
         self._used: dict[str, deque[bool]] = {}  # by drafter: was anything of it verified in the step?
         self._plain = 1, 0  # slots and context of the last step
@@ -73,6 +76,7 @@ class Priced:
         self.calibration.begin(slot)
         self._reach.pop(slot, None)
         self._steps[slot] = 0
+        self._open.pop(slot, None)
         for key in [k for k in self._hope if k[0] == slot]:  # the next text begins with what is usual by now
             usual = self._usual.get(key[1], _HOPE)
             moved = [u + _USUAL * (h - u) for u, h in zip(usual, self._hope.pop(key), strict=True)]
@@ -86,22 +90,27 @@ class Priced:
             return Want(reach, min(reach, self.most.depth), self.most.width)
         self._used.setdefault(source.name, deque(maxlen=_LATELY))
         read = self._readable(room, source)
+        tree = self._merged(room, offers)
         each, first = self._draft_seconds(source.name, read, room.n_tokens)
+        agreed = self._checkable(room, source.name, tree, read)
+        checking = self._draft_seconds(source.name, read + len(agreed), room.n_tokens)[1] - first
         sure, right, _ = self._hope.setdefault((room.slot, source.name), list(self._usual.get(source.name, _HOPE)))
-        backlog = (first - each) * (min(_SERVES / min(room.left, WRITE_OFF), 1.0) if read > 2 else 1.0)
+        rest = max(min(room.left, WRITE_OFF) * self._open.get(room.slot, 1.0), 1.0)  # tokens that it may serve
+        backlog = (first - each) * (min(_SERVES / rest, 1.0) if read > 2 else 1.0)
         plain = Bet(room.active, self.prices.seconds(room.active, room.n_tokens))
-        cheap = self._bets(room, self._merged(room, offers))
+        cheap = self._bets(room, tree)
         # Drafting goes on only where the first guess looks right, so what follows it costs nothing elsewhere.
         ask = [
-            Bet(plain.tokens + sure * b.tokens, plain.seconds + each + backlog + sure * b.seconds)
-            for b in self._ahead(room, 0, 1.0, right, each, 0.0)
+            Bet(plain.tokens + sure * b.tokens, plain.seconds + each + backlog + checking + sure * b.seconds)
+            for b in self._ahead(room, 0, 1.0, right, each, 0.0, agreed)
         ]
         rate = self._rate(plain, [*cheap, *ask], source.name)
-        wait = read > _READ_LEAST and self._steps.get(room.slot, 0) < _WAIT
+        wait = source.lag > _READ_FIRST and self._steps.get(room.slot, 0) < _WAIT
         if not wait and max((b.worth(rate) for b in ask), default=0.0) > max(b.worth(rate) for b in [plain, *cheap]):
             go_on = partial(self._go_on, room, source.name, each)
             return Want(self.most.nodes, self.most.depth, self.most.width, go_on, read)
-        if self.ledger.probe_s >= first * (1 + len(self._probes)):
+        read = min(read, _READ_LEAST)
+        if self.ledger.probe_s >= self._draft_seconds(source.name, read, room.n_tokens)[1] * (1 + len(self._probes)):
             self._probes.add((room.slot, source.name))
             return Want(2, 2, 1, partial(self._heard, room, source.name, each), read)
         return NOTHING
@@ -113,10 +122,29 @@ class Priced:
             prices = self._drafters[name] = Prices(Curve((1,), (self.prices.seconds(1, context) / 10,)))
         return prices.seconds(1, context), prices.seconds(read, context)
 
+    def hint(self, room: Room, name: str, read: int, offers: Sequence[Draft]) -> Sequence[int]:
+        chain = EMPTY_DRAFT if (room.slot, name) in self._probes else self._merged(room, offers).spine()
+        agreed = self._checkable(room, name, chain, read)
+        self._forwards.setdefault((room.slot, name), []).append(read + len(agreed))
+        return chain.tokens[: len(agreed)]
+
+    def _checkable(self, room: Room, name: str, tree: Draft, read: int) -> list[float]:
+        """How likely each token of the likeliest path is reached, as far as it pays that a draft model checks it on the
+        side: a wider forward for one that may be saved."""
+        each, price = self._draft_seconds(name, read, room.n_tokens)
+        reach: list[float] = []
+        for p in path_probabilities(tree.spine()):
+            wider = self._draft_seconds(name, read + len(reach) + 1, room.n_tokens)[1]
+            if p * each <= wider - price:
+                break
+            price = wider
+            reach.append(p)
+        return reach
+
     def _readable(self, room: Room, source: Source) -> int:
         """Tokens of its backlog that a drafter may read: a long prompt can cost more than it helps."""
         rest = room.left * self.prices.seconds(1, room.n_tokens)
-        if source.lag <= _READ_LEAST:
+        if source.lag <= (_READ_FIRST if source.lag == room.n_tokens else _READ_LEAST):
             used = self._used[source.name]  # one that is of use may read what it skipped, out of what was won
             again = source.skipped > room.n_tokens / 4 and sum(used) > max(len(used), 8) / 2
             everything = self._draft_seconds(source.name, room.n_tokens, room.n_tokens)[1]
@@ -151,15 +179,25 @@ class Priced:
         self._go_on(room, name, each, path)
         return False
 
-    def _ahead(self, room: Room, depth: int, likely: float, right: float, each: float, next_s: float) -> list[Bet]:
-        """What one to _LOOK more tokens of a path would add, after `depth` nodes."""
+    def _ahead(
+        self,
+        room: Room,
+        depth: int,
+        likely: float,
+        right: float,
+        each: float,
+        next_s: float,
+        agreed: Sequence[float] = (),
+    ) -> list[Bet]:
+        """What one to _LOOK more tokens of a path would add, after `depth` nodes; `agreed`: how likely each of them is
+        to be found in a forward that was made already, but for the first."""
         base = self._least(room.active + depth, room.n_tokens)
         bets, gain, drafting = [], 0.0, next_s
         for j in range(1, min(_LOOK, room.left - depth, room.most - depth) + 1):
             likely *= right
             gain += likely
             bets.append(Bet(gain, drafting + self._least(room.active + depth + j, room.n_tokens) - base))
-            drafting += each
+            drafting += each * (1 - agreed[j - 1] if j <= len(agreed) else 1)
         return bets
 
     # -- what to verify --------------------------------------------------------------------------------------------
@@ -245,6 +283,10 @@ class Priced:
                 self._judge(o.record.slot, offer, o.said)
             self._stretch(o)
             self._steps[o.record.slot] = self._steps.get(o.record.slot, 0) + 1
+            cheap = sum(name not in self._drafters for name in o.record.accepted_origins)
+            kept = _OPEN**o.record.emitted
+            share = 1 - cheap / max(o.record.emitted, 1)
+            self._open[o.record.slot] = kept * self._open.get(o.record.slot, 1.0) + (1 - kept) * share
             for name in {*self._used, *(d.origin[0] for d in o.offers if d.tokens)}:
                 self._used.setdefault(name, deque(maxlen=_LATELY)).append(name in o.record.verified_origins)
         self._plain = len(steps), context
@@ -258,19 +300,17 @@ class Priced:
         """Follow the prices of draft models; seconds that went into probes, and into reading a backlog."""
         probe_s = invested = 0.0
         for name, spent in o.draft_s.items():
-            if name not in self._drafters:
+            sizes, prices = self._forwards.pop((o.record.slot, name), []), self._drafters.get(name)
+            if prices is None:
                 continue
-            offer = next((d for d in o.offers if d.tokens and d.origin[0] == name), EMPTY_DRAFT)
-            forwards, prices = max(offer.depths(), default=0), self._drafters[name]
-            lag = max(o.lag.get(name, 1), 1)
-            if forwards:
-                due = prices.seconds(lag, context) + (forwards - 1) * prices.seconds(1, context)
-                prices.rescale(spent / due)
+            due = [prices.seconds(size, context) for size in sizes]
+            if due:
+                prices.rescale(spent / sum(due))
             if (o.record.slot, name) in self._probes:
                 self._probes.discard((o.record.slot, name))
                 probe_s += spent
-            elif forwards and lag > 2:
-                invested += max(spent - forwards * prices.seconds(1, context), 0.0)
+            elif due and o.lag.get(name, 1) > 2:
+                invested += max(spent - sum(due[1:]) - prices.seconds(1, context), 0.0)
         return probe_s, invested
 
     def _judge(self, slot: int, offer: Draft, said: Sequence[int]) -> None:

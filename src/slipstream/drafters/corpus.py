@@ -116,7 +116,12 @@ class CorpusDrafter:
         if self.learn:
             known = self._slots[slot]
             known += tokens[len(known) :]
-        recent = tokens[-_REACH:]
+        return self._grow(tokens[-_REACH:], want)
+
+    def peek(self, slot: int, tokens: Sequence[int], path: Sequence[int], want: Want) -> Draft:
+        return self._grow([*tokens[-_REACH:], *path][-_REACH:], want)
+
+    def _grow(self, recent: Sequence[int], want: Want) -> Draft:
         options = [(*index.places(recent, self.min_match), index.text) for index in (self._own, self._given)]
         places, match, text = max(options, key=lambda o: o[1])
         if not places:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -84,21 +84,42 @@ class ModelDrafter:
         depth = min(want.depth, want.nodes, self.model.caps.n_ctx - (len(tokens) - s.start))
         if depth <= 0 or any(t >= self.model.caps.n_vocab for t in tokens[s.synced :]):
             return EMPTY_DRAFT
-        row = self._catch_up(slot, s, tokens, want.read)
         levels: list[list[_Option]] = []
         path: list[int] = []
         known: list[tuple[Hashable, float]] = []
-        for i in range(depth):
-            levels.append(self._options(s, row, path, len(tokens) + i, len(tokens), want.width))
-            path.append(levels[-1][0].token)
-            known.append((levels[-1][0].evidence, levels[-1][0].prob))
-            if i + 1 == depth or (want.go_on is not None and not want.go_on(known)):
+        hint = self._hint(want, path, depth)
+        rows = self._catch_up(slot, s, tokens, want.read, hint)
+        at = 0  # of the row that is next
+        while True:
+            options = self._options(s, rows[at], path, len(tokens) + len(path), len(tokens), want.width)
+            agreed = at < len(hint) and options[0].token == hint[at]
+            if at < len(hint):
+                options = [replace(o, evidence=(o.evidence, agreed)) for o in options]
+            levels.append(options)
+            path.append(options[0].token)
+            known.append((options[0].evidence, options[0].prob))
+            if len(path) == depth:
                 break
-            row = self._forward(slot, s, path[-1:])
+            more = want.go_on is None or want.go_on(known)
+            if agreed:
+                at += 1
+                continue
+            if not more:
+                break
+            self._cut(slot, s, len(tokens) + len(path) - 1)  # what the hint said otherwise
+            hint, at = self._hint(want, path, depth), 0
+            rows = self._forward(slot, s, [path[-1], *hint], 1 + len(hint))
         return _tree(levels, want.nodes, self.name, self.choice == "keyed")
 
-    def _catch_up(self, slot: int, s: _Slot, tokens: Sequence[int], read: int) -> Array:
-        """Bring the cache to the committed tokens, or the last `read` of them; the row after the last one."""
+    def _hint(self, want: Want, path: Sequence[int], depth: int) -> Sequence[int]:
+        """Others' guesses behind the path, to be checked on the side."""
+        if want.hint is None or self.model.caps.rollback != "free":
+            return ()
+        return [t for t in want.hint(path) if t < self.model.caps.n_vocab][: depth - len(path) - 1]
+
+    def _catch_up(self, slot: int, s: _Slot, tokens: Sequence[int], read: int, hint: Sequence[int]) -> Array:
+        """Bring the cache to the committed tokens, or the last `read` of them, and `hint` behind them; the rows after
+        the last one and each of the hint."""
         same, most = max(s.synced, s.start), min(s.start + len(s.seen), len(tokens) - 1)
         while same < most and s.seen[same - s.start] == tokens[same]:
             same += 1
@@ -109,11 +130,11 @@ class ModelDrafter:
             self._cut(slot, s, 0)
             s.start = len(tokens) - read
         n_batch = self.model.caps.n_batch
-        while (new := tokens[s.start + len(s.seen) :])[n_batch:]:
-            self._forward(slot, s, new[:n_batch])
-        row = self._forward(slot, s, new)
+        while (new := tokens[s.start + len(s.seen) :])[n_batch - len(hint) :]:
+            self._forward(slot, s, new[: n_batch - len(hint)])
+        rows = self._forward(slot, s, [*new, *hint], 1 + len(hint))
         s.synced = len(tokens)
-        return row
+        return rows
 
     def _cut(self, slot: int, s: _Slot, n: int) -> None:
         """Keep of the cache what stands for the first `n` committed tokens."""
@@ -124,13 +145,13 @@ class ModelDrafter:
             if not keep:
                 s.start = 0
 
-    def _forward(self, slot: int, s: _Slot, new: Sequence[int]) -> Array:
+    def _forward(self, slot: int, s: _Slot, new: Sequence[int], n_rows: int = 1) -> Array:
+        """The last `n_rows` rows."""
         n = len(new)
-        rows = self.model.forward([Span(slot, new, range(-1, n - 1), (n - 1,))])[0]
+        rows = self.model.forward([Span(slot, new, range(-1, n - 1), range(n - n_rows, n))])[0]
         self.model.keep(slot, range(n))
         s.seen += new
-        row: Array = rows[0][: self.n_shared]
-        return row
+        return rows[:, : self.n_shared]
 
     def _options(
         self, s: _Slot, row: Array, path: Sequence[int], position: int, root: int, width: int

@@ -7,6 +7,7 @@ the expected text; at the first token that differs it bets that one token stands
 from __future__ import annotations
 
 from bisect import bisect_left
+from copy import copy
 from collections.abc import Sequence
 from operator import itemgetter
 
@@ -51,6 +52,13 @@ class PredictedDrafter:
             return EMPTY_DRAFT
         follower.read(tokens)
         return grow(None, follower.options, want, self.name)
+
+    def peek(self, slot: int, tokens: Sequence[int], path: Sequence[int], want: Want) -> Draft:
+        if not self._slots[slot].expected:
+            return EMPTY_DRAFT
+        ahead = copy(self._slots[slot])  # its places are replaced, never changed
+        ahead.read([*tokens, *path])
+        return grow(None, ahead.options, want, self.name)
 
     def observe(self, slot: int, draft: Draft, verdict: Verdict, logits: Array | None) -> None:
         return None

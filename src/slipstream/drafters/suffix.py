@@ -80,6 +80,17 @@ class Automaton:
         counts = self.follow[state]
         counts[token] = counts.pop(token, 0) + 1
 
+    def behind(self, path: Sequence[int]) -> tuple[int, int]:
+        """The longest context that had stood before, of the sequence with `path` behind it: its state and length."""
+        state, match = self.last, self.length[self.last]
+        for token in path:
+            while token not in self.next[state] and state > 0:
+                state = self.link[state]
+                match = self.length[state]
+            if token in self.next[state]:
+                state, match = self.next[state][token], match + 1
+        return state, match
+
     def options(self, state: int, match: int, min_match: int, width: int) -> list[Option[tuple[int, int]]]:
         """Up to `width` tokens that followed this context or shorter ones, likeliest first (the later seen of equals).
 
@@ -135,15 +146,23 @@ class SuffixDrafter:
         return automaton
 
     def propose(self, slot: int, tokens: Sequence[int], want: Want) -> Draft:
-        a, least = self._read(slot, tokens), self.min_match
-        state = a.link[a.last]
-        if state <= 0 or a.length[state] < least:
+        a = self._read(slot, tokens)
+        state = max(a.link[a.last], 0)
+        return self._grow(a, state, a.length[state], want)
+
+    def peek(self, slot: int, tokens: Sequence[int], path: Sequence[int], want: Want) -> Draft:
+        a = self._slots[slot][0]
+        return self._grow(a, *a.behind(path), want)
+
+    def _grow(self, a: Automaton, state: int, match: int, want: Want) -> Draft:
+        least = self.min_match
+        if state <= 0 or match < least:
             return EMPTY_DRAFT
 
         def options(at: tuple[int, int], width: int) -> list[Option[tuple[int, int]]]:
             return a.options(*at, least, width)
 
-        return grow((state, a.length[state]), options, want, self.name)
+        return grow((state, match), options, want, self.name)
 
     def observe(self, slot: int, draft: Draft, verdict: Verdict, logits: Array | None) -> None:
         return None

@@ -47,6 +47,7 @@ class Settings:
     extra_seqs: int = 0
     n_outputs: int = 64
     n_threads: int = 0
+    own_kernels: bool = False  # see models/llamacpp/kernels.py
     mmap: bool = False  # for comparison: this project reads files instead
 
     def __post_init__(self) -> None:
@@ -101,10 +102,11 @@ def _up(n: int, step: int) -> int:
     return -(-n // step) * step
 
 
-def _packed(t: Tensor, flags: frozenset[str]) -> int:
+def _packed(t: Tensor, flags: frozenset[str], own_kernels: bool) -> int:
     """Bytes of `t` in the buffer of repacked weights, 0 if llama.cpp leaves it as it is in the file.
 
-    From repack.cpp (ggml_repack_get_optimal_repack_type) and amx/amx.cpp, which comes first where the CPU has AMX.
+    From repack.cpp (ggml_repack_get_optimal_repack_type), amx/amx.cpp, which comes first where the CPU has AMX, and our
+    own kernels, which have Q6_K repacked too.
     """
     name, rows = t.type.name, t.shape[1] if len(t.shape) > 1 else 0
     if rows == 0:
@@ -114,6 +116,7 @@ def _packed(t: Tensor, flags: frozenset[str]) -> int:
         return t.nbytes + t.nbytes // t.type.size * _AMX_EXTRA.get(name, 0)
     x86 = {"Q4_0", "Q4_K", "IQ4_NL", "MXFP4"} if "avx2" in flags else set()
     x86 |= {"Q2_K"} if "avx512f" in flags else set()
+    x86 |= {"Q6_K"} if own_kernels else set()
     arm = {"Q4_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "MXFP4", "Q8_0"} if "asimddp" in flags else set()
     return t.nbytes if (name in x86 and rows % 8 == 0) or (name in arm and rows % 4 == 0) else 0
 
@@ -135,14 +138,14 @@ def _weights(header: GGUFHeader, s: Settings, places: list[str], flags: frozense
     for t in header.tensors:
         is_input = t.name.startswith(_INPUT)
         device = RAM if is_input else places[-1 if t.layer is None else min(t.layer, len(places) - 1)]
-        packed = 0 if is_input else _packed(t, flags)
+        packed = 0 if is_input else _packed(t, flags, s.own_kernels)
         if device != RAM:
             yield device, t.nbytes
         else:  # a mapped file stays resident beside the repacked copies
             yield RAM, t.nbytes + packed if s.mmap else packed or t.nbytes
         if tied and t.name == "token_embd.weight":
             # The same rows again as output matrix, unless both uses find them in the same buffer.
-            yield places[-1], t.nbytes if places[-1] != RAM else _packed(t, flags)
+            yield places[-1], t.nbytes if places[-1] != RAM else _packed(t, flags, s.own_kernels)
 
 
 def _kv(header: GGUFHeader, s: Settings, places: list[str]) -> Iterator[tuple[str, int]]:

@@ -10,8 +10,10 @@
 
 #include <dlfcn.h>
 #include <stdlib.h>
+#include <sys/mman.h>
 
 #define EXPORT __attribute__((visibility("default")))
+#define MUL_MAT 29  // ggml_op
 #define TOKENS_AT_ONCE 64  // their activations stay in the second-level cache
 
 // ---- Matrices -----------------------------------------------------------------------------------------------------
@@ -22,14 +24,14 @@ typedef struct {
     int block, group; // of the activations
     float (*quantize)(const float *, int8_t *);
     bool half_scale;
-    void (*aux)(const int8_t *, float, uint64_t *);
+    void (*aux)(int8_t *, float, uint64_t *);
     void (*kernel)(int, ARGS);
     int bytes, values; // of a weight block
 } format;
 
 static const format FORMATS[] = {
     { 12, true, 256, 64, quantize_256, false, aux_sums, q4_Kx8, 144, 256 },
-    { 14, false, 256, 16, quantize_256, false, aux_start_6K, q6_K, 210, 256 },
+    { 14, true, 256, 256, quantize_256, false, aux_unsigned, q6_Kx8, 210, 256 },
     { 2, true, 32, 32, quantize_32, true, aux_start_40, q4_0x8, 18, 32 },
     { 3, false, 32, 32, quantize_32, true, aux_scaled_sum, q4_1, 20, 32 },
     { 6, false, 32, 32, quantize_32, true, aux_start_50, q5_0, 22, 32 },
@@ -92,6 +94,7 @@ EXPORT long slipstream_kernels_used = 0;  // products computed here
 
 #define SYMBOL_40 "_ZN4ggml3cpu6repack13tensor_traitsI10block_q4_0Ll8ELl8EL9ggml_type8EE"
 #define SYMBOL_4K "_ZN4ggml3cpu6repack13tensor_traitsI10block_q4_KLl8ELl8EL9ggml_type15EE"
+#define SYMBOL_6K "_ZN4ggml3cpu6repack13tensor_traitsI10block_q6_KLl8ELl8EL9ggml_type15EE"
 #define FORWARD "15compute_forwardEP19ggml_compute_paramsP11ggml_tensor"
 #define WORK "9work_sizeEiPK11ggml_tensorRm"
 
@@ -188,6 +191,46 @@ typedef bool (*work_fn)(void *, int, const struct tensor *, size_t *);
     }
 PACKED(q4_0, SYMBOL_40)
 PACKED(q4_K, SYMBOL_4K)
+PACKED(q6_K, SYMBOL_6K)
+
+// llama.cpp can interleave Q6_K too, but does so for ARM only. While it decides about such a matrix, it is told what it
+// wants to hear; rows that lie in one stream are read half as fast again as eight short ones.
+static _Thread_local bool interleaving;
+EXPORT int ggml_cpu_has_neon(void) { return interleaving; }
+EXPORT int ggml_cpu_has_matmul_int8(void) { return interleaving; }
+static bool fits(const struct tensor * w) {
+    return slipstream_kernels_on && w && w->type == 14 && w->ne[1] % 8 == 0 && w->ne[2] * w->ne[3] == 1;
+}
+
+typedef int (*init_fn)(void *, struct tensor *);
+EXPORT int ggml_backend_buffer_init_tensor(void * buffer, struct tensor * w) {
+    ORIGINAL(init_fn, "ggml_backend_buffer_init_tensor");
+    interleaving = fits(w);
+    int status = known(buffer, w);
+    interleaving = false;
+    return status;
+}
+typedef bool (*supports_fn)(void *, void *, const struct tensor *);
+#define SUPPORTS "_ZN4ggml3cpu6repack17extra_buffer_type11supports_opEP19ggml_backend_devicePK11ggml_tensor"
+EXPORT bool supports(void *, void *, const struct tensor *) __asm__(SUPPORTS);
+EXPORT bool supports(void * self, void * device, const struct tensor * product) {
+    ORIGINAL(supports_fn, SUPPORTS);
+    interleaving = product->op == MUL_MAT && fits(product->src[0]);
+    bool ok = known(self, device, product);
+    interleaving = false;
+    return ok;
+}
+
+// Weights in huge pages: with small ones, finding out where a page lies takes a good part of the time to read it.
+typedef void * (*alloc_fn)(size_t);
+EXPORT void * ggml_aligned_malloc(size_t size) {
+    ORIGINAL(alloc_fn, "ggml_aligned_malloc");
+    char * memory = known(size);
+    const uintptr_t huge = 2 << 20, first = ((uintptr_t) memory + huge - 1) & -huge;
+    if (slipstream_kernels_on && memory && first + huge <= (uintptr_t) memory + size)
+        madvise((void *) first, ((uintptr_t) memory + size - first) & -huge, MADV_HUGEPAGE);
+    return memory;
+}
 
 // Attention adds up in another order for one query (the past is cut in as many parts as there are threads, from 512
 // cells on) than for several. With heads enough for all threads nothing is gained by that, so that the way of several is

@@ -22,6 +22,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from slipstream.models.machine import cpu_flags
+
 VERSIONS = ("0.3.36",)  # of llama-cpp-python, whose structs and function names were compared with kernels.c
 CPU_FLAGS = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "f16c")
 SOURCES = ("kernels.c", "kernels_tiles.h")
@@ -112,15 +114,6 @@ def _require_machine() -> Path:
     if not (native / "libggml-cpu.so.0").exists():
         raise _Unusable("this llama-cpp-python has no libggml-cpu.so.0 of its own")
     return native
-
-
-def cpu_flags() -> frozenset[str]:
-    """The CPU's features as Linux names them; empty where they cannot be read."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return frozenset()
-    return next((frozenset(line.split(":", 1)[1].split()) for line in lines if line.startswith("flags")), frozenset())
 
 
 def _compiler() -> str:

@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
 
-# ggml's number of the type, and whether llama.cpp repacks it on these CPUs
+# ggml's number of the type, and whether its rows are interleaved on these CPUs (Q6_K: because the kernels ask for it)
 TYPES = {
     "q4_K": (12, True),
-    "q6_K": (14, False),
+    "q6_K": (14, True),
     "q4_0": (2, True),
     "q4_1": (3, False),
     "q5_0": (6, False),
@@ -97,6 +97,8 @@ class Ggml:
         product = self.call(self.base, "ggml_mul_mat")(context, weights, tokens)
         self.place(context, False)
         self.fill(tokens, np.ascontiguousarray(x).tobytes())
+        if self.on.value and not self.call(self.base, "ggml_backend_supports_op", ctypes.c_bool)(self.backend, product):
+            raise SystemExit("llama.cpp would not put such weights where the kernels find them")
         graph = self.call(self.base, "ggml_new_graph")(context)
         self.call(self.base, "ggml_build_forward_expand", None)(graph, product)
         self.call(self.cpu, "ggml_backend_cpu_set_n_threads", None)(self.backend, threads)

@@ -79,37 +79,36 @@ INLINE __m128i half_sums(__m128i fours) { return _mm_add_epi32(fours, _mm_shuffl
 INLINE __m128i fours_16(const int8_t * qs) {
     return _mm_dpbusd_epi32(_mm_setzero_si128(), _mm_set1_epi8(1), _mm_loadu_si128((const __m128i *) qs));
 }
+INLINE __m128i sums_32(const int8_t * qs) { return half_sums(_mm_add_epi32(fours_16(qs), fours_16(qs + 16))); }
 INLINE uint64_t low64(__m128i v) { return (uint64_t) _mm_cvtsi128_si64(v); }
 
-// aux for Q4_K: four int16, the sums of 16 quants each.
-static void aux_sums(const int8_t * qs, float d, uint64_t * aux) {
+// aux for Q4_K: the sums of 32 quants each, as int16 pairs for min_lanes: (0, 1) twice, (2, 3) twice, ...
+static void aux_sums(int8_t * qs, float d, uint64_t * aux) {
     (void) d;
     for (int j = 0; j < 4; j++, qs += 64) {
-        uint64_t four = 0;
-        for (int i = 0; i < 4; i++) {
-            __m128i s = half_sums(fours_16(qs + 16 * i));
-            four |= (uint64_t) (uint16_t) (_mm_cvtsi128_si32(s) + _mm_extract_epi32(s, 1)) << (16 * i);
-        }
-        aux[j] = four;
+        __m128i a = sums_32(qs), b = sums_32(qs + 32);
+        uint64_t two = (uint16_t) (_mm_cvtsi128_si32(a) + _mm_extract_epi32(a, 1));
+        two |= (uint64_t) (uint16_t) (_mm_cvtsi128_si32(b) + _mm_extract_epi32(b, 1)) << 16;
+        aux[j] = two | two << 32;
     }
 }
 
-// aux for types whose unsigned quants are too high by an offset: where the sums of products start, -offset * sum(qs).
-static void aux_start_6K(const int8_t * qs, float d, uint64_t * aux) {
-    (void) d;
-    for (int j = 0; j < 16; j++, qs += 16)
-        aux[j] = low64(_mm_mullo_epi32(half_sums(fours_16(qs)), _mm_set1_epi32(-32)));
+// Q6_K's quants are signed, so that the activations have to be the unsigned ones: 128 too high.
+static void aux_unsigned(int8_t * qs, float d, uint64_t * aux) {
+    (void) d, (void) aux;
+    for (int i = 0; i < 256; i++) qs[i] ^= (int8_t) 0x80;
 }
-INLINE __m128i sums_32(const int8_t * qs) { return half_sums(_mm_add_epi32(fours_16(qs), fours_16(qs + 16))); }
+
+// aux for types whose unsigned quants are too high by an offset: where the sums of products start, -offset * sum(qs).
 INLINE void start_32(const int8_t * qs, uint64_t * aux, int offset) {
     *aux = low64(_mm_mullo_epi32(sums_32(qs), _mm_set1_epi32(-offset)));
 }
-static void aux_start_40(const int8_t * qs, float d, uint64_t * aux) { (void) d, start_32(qs, aux, 8); }
-static void aux_start_50(const int8_t * qs, float d, uint64_t * aux) { (void) d, start_32(qs, aux, 16); }
-static void aux_start_80(const int8_t * qs, float d, uint64_t * aux) { (void) d, start_32(qs, aux, 128); }
+static void aux_start_40(int8_t * qs, float d, uint64_t * aux) { (void) d, start_32(qs, aux, 8); }
+static void aux_start_50(int8_t * qs, float d, uint64_t * aux) { (void) d, start_32(qs, aux, 16); }
+static void aux_start_80(int8_t * qs, float d, uint64_t * aux) { (void) d, start_32(qs, aux, 128); }
 
 // aux for Q4_1: the float that a block's minimum is multiplied with, in lane h = 0 (as quantize_row_q8_1).
-static void aux_scaled_sum(const int8_t * qs, float d, uint64_t * aux) {
+static void aux_scaled_sum(int8_t * qs, float d, uint64_t * aux) {
     __m128i s = sums_32(qs);
     float scaled = half_rounded(d * (float) (_mm_cvtsi128_si32(s) + _mm_extract_epi32(s, 1)));
     *aux = (uint32_t) _mm_cvtsi128_si32(_mm_castps_si128(_mm_set_ss(scaled)));
@@ -161,21 +160,34 @@ INLINE __m512i tile_8(const uint8_t * p, size_t s) {
     return _mm512_setr_epi64(AT(0), AT(1), AT(2), AT(3), AT(4), AT(5), AT(6), AT(7));
 #undef AT
 }
-// Fetches a block's share of the next 8 rows, which follow these 8 in memory: the hardware does not see eight short
-// streams, but this one it does.
+// Fetches into the second-level cache. Nothing may be left out: one line that comes late costs a quarter of the time.
+INLINE void fetch_stream(const uint8_t * p, int bytes) {
+    UNROLL for (int i = 0; i < bytes; i += 64) _mm_prefetch((const char *) p + i, _MM_HINT_T1);
+}
+// A block's share of the next 8 rows, which follow these 8 in memory: the hardware does not see eight short streams, but
+// this one it does.
 INLINE void fetch_ahead(const uint8_t * w, size_t s, long block, int bytes) {
-    const char * p = (const char *) w + 8 * s + 8 * block * bytes;
-    for (int i = 0; i < 8 * bytes; i += 64) _mm_prefetch(p + i, _MM_HINT_T1);
+    fetch_stream(w + 8 * s + 8 * block * bytes, 8 * bytes);
 }
 // 8 half floats, one a row, as floats in both lanes of the row.
 INLINE __m512 rows_ps(__m128i halves) {
     const __m512i twice = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
     return _mm512_permutexvar_ps(twice, _mm512_castps256_ps512(_mm256_cvtph_ps(halves)));
 }
+// The same in the order of packed sums.
+INLINE __m512 packed_rows_ps(__m128i halves) {
+    const __m512i twice = _mm512_setr_epi32(0, 1, 0, 1, 2, 3, 2, 3, 4, 5, 4, 5, 6, 7, 6, 7);
+    return _mm512_permutexvar_ps(twice, _mm512_castps256_ps512(_mm256_cvtph_ps(halves)));
+}
 // Adds the two lanes of each row and stores 8 outputs.
 INLINE void finish(__m512 sum, float * out) {
     const __m512i order = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 0, 2, 4, 6, 8, 10, 12, 14);
     sum = _mm512_add_ps(sum, _mm512_permute_ps(sum, 0xb1));
+    _mm256_storeu_ps(out, _mm512_castps512_ps256(_mm512_permutexvar_ps(order, sum)));
+}
+INLINE void finish_packed(__m512 sum, float * out) {
+    const __m512i order = _mm512_setr_epi32(0, 1, 4, 5, 8, 9, 12, 13, 0, 1, 4, 5, 8, 9, 12, 13);
+    sum = _mm512_add_ps(sum, _mm512_permute_ps(sum, 0x4e));
     _mm256_storeu_ps(out, _mm512_castps512_ps256(_mm512_permutexvar_ps(order, sum)));
 }
 
@@ -275,35 +287,42 @@ KERNEL_32(q4_1, UNPACK_41, 1)
 KERNEL_32(q5_0, UNPACK_50, 0)
 KERNEL_32(q8_0, UNPACK_80, 0)
 
-// sum + product * scale, where each product fits 16 bits and a scale lane is a 16-bit number under 16 zero bits.
-INLINE __m512i scaled(__m512i sum, __m512i product, __m512i scale) { return _mm512_dpwssd_epi32(sum, product, scale); }
+// Two sub-blocks' products, which fit 16 bits, each times its scale. Packing brings the lanes of rows 2L and 2L + 1, of
+// the first and of the second sub-block, into this order: first of 2L, first of 2L + 1, second of 2L, second of 2L + 1.
+// From here on a lane holds a row's values of every other sub-block.
+INLINE __m512i scaled(__m512i sum, __m512i first, __m512i second, __m512i scales) {
+    return _mm512_dpwssd_epi32(sum, _mm512_packs_epi32(first, second), scales);
+}
+// Per 128 bits the bytes or 16-bit numbers that `low` and `high` name: 8 numbers of 16 bits each.
+INLINE __m512i pick(__m512i v, uint64_t low, uint64_t high) {
+    return _mm512_shuffle_epi8(v, _mm512_broadcast_i32x4(_mm_set_epi64x((long long) high, (long long) low)));
+}
 
-// The 6-bit scales and mins of block_q4_Kx8 (12 bytes for each sub-block): one byte for each sub-block and row.
-INLINE void scales_4Kx8(const uint8_t * p, uint8_t scales[64], uint8_t mins[64]) {
+// The 6-bit scales and mins of block_q4_Kx8 (12 bytes for each sub-block). Byte 2 i + r % 2 of 128-bit lane r / 2 is
+// that of sub-block i and row r.
+INLINE void scales_4Kx8(const uint8_t * p, __m512i * scales, __m512i * mins) {
     const __m512i ab = _mm512_setr_epi32(0, 3, 6, 9, 12, 15, 18, 21, 1, 4, 7, 10, 13, 16, 19, 22);
     const __m512i cc = _mm512_setr_epi32(2, 5, 8, 11, 14, 17, 20, 23, 2, 5, 8, 11, 14, 17, 20, 23);
-    const __m512i first = _mm512_setr_epi32(0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+    const __m512i first = _mm512_setr_epi64(0, 2, 1, 3, 8, 10, 9, 11);
     __m512i x = load512(p), y = _mm512_castsi256_si512(load256(p + 64));
     __m512i AB = _mm512_permutex2var_epi32(x, ab, y), C = _mm512_permutex2var_epi32(x, cc, y);
     C = low_nibbles(_mm512_srlv_epi64(C, _mm512_setr_epi64(0, 0, 0, 0, 4, 4, 4, 4)));
-    __m512i low = _mm512_and_si512(AB, bytes(63));
-    __m512i high = _mm512_or_si512(C, _mm512_and_si512(_mm512_srli_epi32(AB, 2), bytes(48)));
-    _mm512_storeu_si512(scales, _mm512_permutex2var_epi32(low, first, high));
-    _mm512_storeu_si512(mins, _mm512_permutex2var_epi32(low, _mm512_add_epi32(first, _mm512_set1_epi32(8)), high));
+    __m512i low = _mm512_and_si512(AB, bytes(63));  // rows 0..3 of each sub-block's scales, then mins
+    __m512i high = _mm512_or_si512(C, _mm512_and_si512(_mm512_srli_epi32(AB, 2), bytes(48)));  // rows 4..7
+    low = pick(low, 0x0d0c090805040100, 0x0f0e0b0a07060302);
+    high = pick(high, 0x0d0c090805040100, 0x0f0e0b0a07060302);
+    *scales = _mm512_permutex2var_epi64(low, first, high);
+    *mins = _mm512_permutex2var_epi64(low, _mm512_add_epi64(first, _mm512_set1_epi64(4)), high);
 }
-// Both int32 lanes of row r become byte r of the 8.
-INLINE __m512i row_lanes(const uint8_t * eight) {
-    const __m512i pick = _mm512_setr_epi64(
-        0xffffff00ffffff00, 0xffffff01ffffff01, 0xffffff02ffffff02, 0xffffff03ffffff03,
-        0xffffff04ffffff04, 0xffffff05ffffff05, 0xffffff06ffffff06, 0xffffff07ffffff07);
-    return _mm512_shuffle_epi8(spread(load64(eight)), pick);
+// The scales of sub-blocks 2j and 2j + 1, in the order of packed sums, each twice.
+INLINE __m512i scale_lanes(__m512i scales, int j) {
+    const uint64_t step = 0x0004000400040004ull * j;
+    return pick(scales, 0x8001800180008000ull + step, 0x8003800380028002ull + step);
 }
-// 16 mins of two sub-blocks: lane (r, h) holds row r's min of sub-block h, twice, for the two sums of 16 it covers.
-INLINE __m512i min_lanes(const uint8_t * sixteen) {
-#define AT(r) (long long) (0xff08ff08ff00ff00 + (r) * 0x0001000100010001)
-    const __m512i pick = _mm512_setr_epi64(AT(0), AT(1), AT(2), AT(3), AT(4), AT(5), AT(6), AT(7));
-#undef AT
-    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(load128(sixteen)), pick);
+// The mins of sub-blocks 4u..4u + 3, in the order of packed sums: two in each lane.
+INLINE __m512i min_lanes(__m512i mins, int u) {
+    const uint64_t step = 0x0008000800080008ull * u;
+    return pick(mins, 0x8003800180028000ull + step, 0x8007800580068004ull + step);
 }
 
 // block_q4_Kx8: half d[8], dmin[8]; 96 bytes of scales and mins; quants of 8 rows, 8 bytes at a time. Bytes 32j..32j+31
@@ -315,99 +334,98 @@ INLINE void q4_Kx8_n(const int nc, ARGS) {
     EACH sum[i] = _mm512_setzero_ps();
     for (long b = 0; b < nb; b++) {
         const uint8_t * p = w + b * 1152;
-        uint8_t scales[64], mins[64];
-        scales_4Kx8(p + 32, scales, mins);
-        __m512i isum[8];
+        __m512i scales, mins, isum[8];
+        scales_4Kx8(p + 32, &scales, &mins);
         EACH isum[i] = _mm512_setzero_si512();
-        for (int j = 0; j < 4; j++) {
+        UNROLL for (int j = 0; j < 4; j++) {
+            fetch_stream(p + 3456 + 288 * j, 288);
             __m512i low[4], high[4];
             UNROLL for (int v = 0; v < 4; v++) {
                 __m512i q = load512(p + 128 + 64 * (4 * j + v));
-                _mm_prefetch((const char *) p + 128 + 64 * (4 * j + v) + 2304, _MM_HINT_T0);
                 low[v] = low_nibbles(q), high[v] = high_nibbles(q);
             }
-            const __m512i s0 = row_lanes(scales + 16 * j), s1 = row_lanes(scales + 16 * j + 8);
+            const __m512i scale = scale_lanes(scales, j);
             EACH {
                 const int8_t * q = a->qs + (c + i) * a->k + b * 256 + 64 * j;
-                isum[i] = scaled(isum[i], dot(_mm512_setzero_si512(), low, 4, q), s0);
-                isum[i] = scaled(isum[i], dot(_mm512_setzero_si512(), high, 4, q + 32), s1);
+                const __m512i zero = _mm512_setzero_si512();
+                isum[i] = scaled(isum[i], dot(zero, low, 4, q), dot(zero, high, 4, q + 32), scale);
             }
         }
-        const __m512 D = rows_ps(load128(p)), M = rows_ps(load128(p + 16));
-        __m512i m[4];
-        UNROLL for (int j = 0; j < 4; j++) m[j] = min_lanes(mins + 16 * j);
+        const __m512 D = packed_rows_ps(load128(p)), M = packed_rows_ps(load128(p + 16));
+        const __m512i m0 = min_lanes(mins, 0), m1 = min_lanes(mins, 1);
         EACH {
-            __m512i least = _mm512_setzero_si512();
-            UNROLL for (int j = 0; j < 4; j++)
-                least = _mm512_dpwssd_epi32(least, m[j], spread(a->aux[((c + i) * nb + b) * 4 + j]));
+            const uint64_t * aux = a->aux + ((c + i) * nb + b) * 4;
+            __m512i least = _mm512_madd_epi16(m0, _mm512_broadcast_i32x4(load128(aux)));
+            least = _mm512_dpwssd_epi32(least, m1, _mm512_broadcast_i32x4(load128(aux + 2)));
             __m512 part = _mm512_mul_ps(_mm512_cvtepi32_ps(isum[i]), D);
             part = _mm512_fnmadd_ps(_mm512_cvtepi32_ps(least), M, part);
             sum[i] = _mm512_fmadd_ps(part, _mm512_set1_ps(a->d[(c + i) * nb + b]), sum[i]);
         }
     }
-    EACH finish(sum[i], out + i * out_stride);
+    EACH finish_packed(sum[i], out + i * out_stride);
 }
 KERNEL(q4_Kx8)
 
-// Signed 8-bit scales of 8 rows (16 a row, s bytes apart) as tiles of 16-bit numbers: tile j has groups 4j..4j+3.
-INLINE void scales_6K(const uint8_t * p, size_t s, __m512i t[4]) {
-    __m512i x[4];
-    UNROLL for (int i = 0; i < 4; i++)
-        x[i] = pair(_mm256_cvtepi8_epi16(load128(p + i * s)), _mm256_cvtepi8_epi16(load128(p + (i + 4) * s)));
-    transpose(x, t);
-}
-// Both int32 lanes of row r become 16-bit number g of its qword.
-INLINE __m512i group_lanes(__m512i tile, int g) {
-    const long long two = 0xffff0100ffff0100 + g * 0x0000020200000202, next = 0x0000080800000808;
-    return _mm512_shuffle_epi8(tile, _mm512_broadcast_i32x4(_mm_set_epi64x(two + next, two)));
-}
-
-// Low nibbles with the n-th pair of bits of each byte above them.
-INLINE __m512i with_top(__m512i nibbles, __m512i pairs, int n) {
+// Low nibbles with the n-th pair of bits of each byte above them, less 32.
+INLINE __m512i signed_6(__m512i nibbles, __m512i pairs, int n) {
     __m512i top = n == 3 ? _mm512_srli_epi16(pairs, 2) : _mm512_slli_epi16(pairs, n == 2 ? 0 : 4 - 2 * n);
-    return _mm512_or_si512(nibbles, _mm512_and_si512(top, bytes(48)));
+    return _mm512_sub_epi8(_mm512_or_si512(nibbles, _mm512_and_si512(top, bytes(48))), bytes(32));
+}
+// start + the products of two tiles of signed quants with 16 unsigned activations.
+INLINE __m512i dot_unsigned(__m512i start, const __m512i * tiles, __m512i low, __m512i high) {
+    return _mm512_dpbusd_epi32(_mm512_dpbusd_epi32(start, low, tiles[0]), high, tiles[1]);
+}
+// What 128 in each activation adds, to be taken off.
+INLINE __m512i start_of(const __m512i * tiles) {
+    return _mm512_sub_epi32(_mm512_setzero_si512(), dot_unsigned(_mm512_setzero_si512(), tiles, bytes(128), bytes(128)));
+}
+// The signed scales of two groups of 16 values (8 rows each), in the order of packed sums, each twice.
+INLINE __m512i group_lanes(const uint8_t * p) {
+    const long long one = 0x0001000100010001, A = 0x0001000100000000, B = 0x0009000900080008;
+    const __m512i order = _mm512_setr_epi64(A, B, A + 2 * one, B + 2 * one, A + 4 * one, B + 4 * one, A + 6 * one, B + 6 * one);
+    return _mm512_permutexvar_epi16(order, _mm512_castsi256_si512(_mm256_cvtepi8_epi16(load128(p))));
 }
 
-// block_q6_K: 128 bytes of low nibbles, 64 of high bit pairs, 16 signed scales, half d. In each half of 128 values,
-// byte l of 64 holds values l and l + 64, and byte l of 32 bit pairs those of l, l + 32, l + 64, l + 96.
-// With the start in aux a lane's product is a sum of 8 values in -32..31 times -127..127: it fits 16 bits.
-INLINE void q6_K_n(const int nc, ARGS) {
+// block_q6_Kx8: half d[8]; 16 signed scales of 8 rows; 128 bytes of low nibbles and 64 of high bit pairs a row, 8 rows in
+// turn, 8 bytes at a time. In each half of 128 values, byte l of 64 holds values l and l + 64, and byte l of 32 bit pairs
+// those of l, l + 32, l + 64, l + 96. A lane's product, a sum of 8 values in -32..31 times -127..127, fits 16 bits.
+INLINE void q6_Kx8_n(const int nc, ARGS) {
+    (void) s;
     const long nb = a->k / 256;
     __m512 sum[8];
     EACH sum[i] = _mm512_setzero_ps();
     for (long b = 0; b < nb; b++) {
-        const uint8_t * p = w + b * 210;
-        fetch_ahead(w, s, b, 210);
-        __m512i scales[4], isum[8];
-        scales_6K(p + 192, s, scales);
+        const uint8_t * p = w + b * 1680;
+        __m512i isum[8];
         EACH isum[i] = _mm512_setzero_si512();
-        UNROLL for (int half = 0; half < 2; half++) {
-            __m512i h[4];
-            tiles_32(p + 128 + 32 * half, s, h);
-            UNROLL for (int side = 0; side < 2; side++) {
-                __m512i q[4];
-                tiles_32(p + 64 * half + 32 * side, s, q);
-                UNROLL for (int up = 0; up < 2; up++) {
-                    const int first = 8 * half + 4 * up + 2 * side;  // group of 16 values
-                    __m512i t[4];
-                    UNROLL for (int v = 0; v < 4; v++)
-                        t[v] = with_top(up ? high_nibbles(q[v]) : low_nibbles(q[v]), h[v], 2 * up + side);
-                    UNROLL for (int g = 0; g < 2; g++) {
-                        const __m512i scale = group_lanes(scales[(first + g) / 4], (first + g) % 4);
-                        EACH {
-                            const long at = ((c + i) * nb + b) * 16 + first + g;
-                            isum[i] = scaled(isum[i], dot(spread(a->aux[at]), t + 2 * g, 2, a->qs + at * 16), scale);
-                        }
-                    }
+        UNROLL for (int part = 0; part < 4; part++) {  // half of the block, side of the half
+            const int half = part / 2, side = part % 2;
+            fetch_stream(p + 3360 + 420 * part, 420);
+            __m512i q[4], h[4];
+            UNROLL for (int v = 0; v < 4; v++) {
+                const uint8_t * low = p + 144 + 64 * (4 * part + v), * high = p + 1168 + 64 * (4 * half + v);
+                q[v] = load512(low), h[v] = load512(high);
+            }
+            UNROLL for (int up = 0; up < 2; up++) {
+                const int first = 8 * half + 4 * up + 2 * side;  // group of 16 values
+                __m512i t[4];
+                UNROLL for (int v = 0; v < 4; v++)
+                    t[v] = signed_6(up ? high_nibbles(q[v]) : low_nibbles(q[v]), h[v], 2 * up + side);
+                const __m512i scale = group_lanes(p + 16 + 8 * first), one = start_of(t), two = start_of(t + 2);
+                EACH {
+                    const int8_t * x = a->qs + (c + i) * a->k + b * 256 + first * 16;
+                    const __m512i A = dot_unsigned(one, t, spread(load64(x)), spread(load64(x + 8)));
+                    const __m512i B = dot_unsigned(two, t + 2, spread(load64(x + 16)), spread(load64(x + 24)));
+                    isum[i] = scaled(isum[i], A, B, scale);
                 }
             }
         }
-        const __m512 D = rows_ps(_mm512_cvtepi64_epi16(_mm512_srli_epi64(tile_8(p + 202, s), 48)));
+        const __m512 D = packed_rows_ps(load128(p));
         EACH {
             const __m512 part = _mm512_mul_ps(_mm512_cvtepi32_ps(isum[i]), D);
             sum[i] = _mm512_fmadd_ps(part, _mm512_set1_ps(a->d[(c + i) * nb + b]), sum[i]);
         }
     }
-    EACH finish(sum[i], out + i * out_stride);
+    EACH finish_packed(sum[i], out + i * out_stride);
 }
-KERNEL(q6_K)
+KERNEL(q6_Kx8)
