@@ -247,9 +247,7 @@ def load_model(head: GGUFHeader, options: LlamaOptions) -> LlamaModel:
     return LlamaModel(head.path, options)
 
 
-def curve_of(
-    model: Model, head: GGUFHeader, options: LlamaOptions, fresh: bool = False, drafts: bool = False
-) -> Curve:
+def curve_of(model: Model, head: GGUFHeader, options: LlamaOptions, fresh: bool = False, drafts: bool = False) -> Curve:
     """The model's price list with these options, as a target or as one that drafts; measured when there is none, or
     when it shall be `fresh`."""
     from slipstream.models.llamacpp import library

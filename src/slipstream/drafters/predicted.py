@@ -7,8 +7,8 @@ the expected text; at the first token that differs it bets that one token stands
 from __future__ import annotations
 
 from bisect import bisect_left
-from copy import copy
 from collections.abc import Sequence
+from copy import copy
 from operator import itemgetter
 
 from slipstream.core.ports import Want

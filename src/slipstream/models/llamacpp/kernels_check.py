@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Floats = NDArray[np.float32]
+Halves = NDArray[np.float16]
 
 # ggml's number of the type, and whether its rows are interleaved on these CPUs (Q6_K: because the kernels ask for it)
 TYPES = {
@@ -35,6 +36,10 @@ COUNTS = (*range(1, 18), 24, 31, 32, 64, 65, TOKENS)
 # Largest difference, as a share of sum(|weight| * |activation|). One unit in one integer product is above it; the
 # rounding of float sums is below.
 BOUND = 1e-6
+# Of attention: (width of a head, query heads, key heads); cells, tokens, and the largest error of values around 1.
+HEADS = ((64, 9, 3), (128, 12, 2), (256, 4, 1), (96, 4, 4))
+CELLS, ATTEND = 288, 19
+ATTENTION_BOUND = 4e-6
 REPACK = "_Z35ggml_backend_cpu_repack_buffer_typev"
 
 
@@ -90,6 +95,19 @@ class Ggml:
         self.fill(tensor, self.quantize(kind, values))
         return tensor
 
+    def attend(self, q: Floats, k: Halves, v: Halves, mask: Halves, threads: int) -> Floats:
+        """q [heads, n, width] over k and v [key heads, cells, width], mask [n, cells]: [n, heads, width]."""
+        context = self.context()
+        new = self.call(self.base, "ggml_new_tensor_3d")
+        tensors = [int(new(context, kind, *map(ctypes.c_int64, a.shape[::-1]))) for kind, a in ((0, q), (1, k), (1, v))]
+        tensors.append(self.tensor(context, 1, mask.shape[1], mask.shape[0]))
+        floats = (ctypes.c_float(q.shape[2] ** -0.5), ctypes.c_float(0), ctypes.c_float(0))
+        result = self.call(self.base, "ggml_flash_attn_ext")(context, *tensors, *floats)
+        self.place(context, False)
+        for tensor, values in zip(tensors, (q, k, v, mask), strict=True):
+            self.fill(tensor, np.ascontiguousarray(values).tobytes())
+        return self.compute(context, result, (q.shape[1], q.shape[0], q.shape[2]), threads)
+
     def multiply(self, weights: int, rows: int, x: Floats, threads: int) -> Floats:
         """x [n, k] times the weights, through a graph: [n, rows]."""
         context = self.context()
@@ -99,14 +117,17 @@ class Ggml:
         self.fill(tokens, np.ascontiguousarray(x).tobytes())
         if self.on.value and not self.call(self.base, "ggml_backend_supports_op", ctypes.c_bool)(self.backend, product):
             raise SystemExit("llama.cpp would not put such weights where the kernels find them")
+        return self.compute(context, product, (x.shape[0], rows), threads)
+
+    def compute(self, context: int, result: int, shape: tuple[int, ...], threads: int) -> Floats:
         graph = self.call(self.base, "ggml_new_graph")(context)
-        self.call(self.base, "ggml_build_forward_expand", None)(graph, product)
+        self.call(self.base, "ggml_build_forward_expand", None)(graph, result)
         self.call(self.cpu, "ggml_backend_cpu_set_n_threads", None)(self.backend, threads)
         if self.call(self.base, "ggml_backend_graph_compute", ctypes.c_int)(self.backend, graph):
             raise SystemExit("the graph could not be computed")
-        out = np.empty((x.shape[0], rows), np.float32)
+        out = np.empty(shape, np.float32)
         get = self.call(self.base, "ggml_backend_tensor_get", None)
-        get(product, ctypes.c_void_p(out.ctypes.data), ctypes.c_size_t(0), ctypes.c_size_t(out.nbytes))
+        get(result, ctypes.c_void_p(out.ctypes.data), ctypes.c_size_t(0), ctypes.c_size_t(out.nbytes))
         return out
 
 
@@ -133,9 +154,36 @@ def problems(ggml: Ggml, name: str, k: int, worst: dict[str, float]) -> Iterator
             yield f"{name}: a row in a batch of {n} differs from the row alone at row length {k}"
 
 
+def attention_problems(ggml: Ggml, width: int, heads: int, key_heads: int, worst: dict[str, float]) -> Iterator[str]:
+    """The same for attention, against its definition in double precision: T tokens at the end of CELLS cells, the last
+    of which nobody may see."""
+    rng = np.random.default_rng(width)
+    q = rng.standard_normal((heads, ATTEND, width), dtype=np.float32)
+    k, v = (rng.standard_normal((2, key_heads, CELLS, width)) * [[[[1.5]]], [[[1.0]]]]).astype(np.float16)
+    last = np.arange(CELLS - ATTEND - 5, CELLS - 5)  # the cell of each token
+    mask = np.where(np.arange(CELLS) <= last[:, None], 0, -np.inf).astype(np.float16)
+    mask[-1, 40:90] = -np.inf  # another branch
+    scores = np.einsum("htd,hcd->htc", q.astype(float), np.repeat(k.astype(float), heads // key_heads, 0)) / width**0.5
+    weights = np.exp(scores + mask - (scores + mask).max(2, keepdims=True))
+    exact = np.einsum("htc,hcd->thd", weights, np.repeat(v.astype(float), heads // key_heads, 0))
+    exact /= weights.sum(2).T[..., None]
+    ggml.on.value = 1
+    alone = np.concatenate([ggml.attend(q[:, t : t + 1], k, v, mask[t : t + 1], 1) for t in range(ATTEND)])
+    name = f"attention {width}"
+    worst[name] = float(np.abs(alone - exact).max())
+    if not worst[name] <= ATTENTION_BOUND:
+        yield f"{name}: differs from its definition by {worst[name]:.2e}"
+    for n in range(1, ATTEND + 1):
+        if not np.array_equal(ggml.attend(q[:, :n], k, v, mask[:n], 1 + n % 3), alone[:n]):
+            yield f"{name}: a row in a batch of {n} differs from the row alone"
+
+
 def main() -> None:
     ggml = Ggml(Path(sys.argv[1]), Path(sys.argv[2]))
     worst: dict[str, float] = {}
+    for width, heads, key_heads in HEADS:
+        for problem in attention_problems(ggml, width, heads, key_heads, worst):
+            raise SystemExit(problem)
     for name in TYPES:
         for k in SHAPES:
             for problem in problems(ggml, name, k, worst):
