@@ -2,18 +2,23 @@
 
     python benchmarks/kernels.py MODEL [--context 200] [--rounds 7] [--threads N] [--out NAME]
 
-Both are measured in one process, in turn, size by size and round by round. `noise` is the largest difference in logits
-between a row in a batch of n and the same row alone; `nll` the mean negative log likelihood (nats a token) of a text,
-which must not change. Stop other work on the machine first.
+The model is opened twice in one process, with and without them (they also decide how weights lie in memory), and
+measured in turn, size by size and round by round. `noise` is the largest difference in logits between a row in a batch
+of n and the same row alone; `nll` the mean negative log likelihood (nats a token) of a text of many kinds, which must
+not change. Stop other work on the machine first.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import json
 import math
 import sys
 import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +34,7 @@ from slipstream.models.llamacpp import kernels
 
 SIZES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32)
 PROMPT, PIECE = 512, 256
+READ = 1500  # tokens of text whose likelihood is compared
 
 
 def main() -> None:
@@ -44,9 +50,22 @@ def main() -> None:
         raise SystemExit(f"the kernels are not in use: {status.reason}")
     switch = ctypes.c_int.in_dll(ctypes.CDLL(str(status.path)), "slipstream_kernels_on")
     options = {} if args.threads is None else {"threads": args.threads}
-    with Engine.open(args.model, None, n_ctx=args.context + PROMPT + 64, flash_attn=True, **options) as engine:
-        tokens = engine.tokenizer.encode(TEXT * ((args.context + PROMPT) // 15 + 8))[: args.context + PROMPT]
-        table = measure(engine.model, tokens[: args.context], tokens[args.context :], args.rounds, switch)
+    n_ctx = max(args.context + PROMPT + 64, READ)
+    with ExitStack() as stack:
+        engines = []
+        for on in (0, 1):
+            switch.value = on
+            opened = Engine.open(args.model, None, n_ctx=n_ctx, flash_attn=True, **options)
+            engines.append(stack.enter_context(opened))
+        encode, models = engines[0].tokenizer.encode, [e.model for e in engines]
+        tokens = encode(TEXT * ((args.context + PROMPT) // 15 + 8))[: args.context + PROMPT]
+        table = measure(models, tokens[: args.context], tokens[args.context :], args.rounds, switch)
+        table |= likelihoods(models, encode(text())[:READ], switch)
+    print(
+        f"nll {table['before_nll']:.4f} -> {table['after_nll']:.4f} over {table['nll_tokens']} tokens, "
+        f"same choice {100 * table['same_choice']:.1f} %",
+        file=sys.stderr,
+    )
     for row in table["prices"]:
         print(
             f"T({row['n']:3}) {row['before']['median']:7.1f} -> {row['after']['median']:7.1f} ms  "
@@ -61,29 +80,52 @@ def main() -> None:
     )
 
 
-def measure(model: Model, past: list[int], new: list[int], rounds: int, switch: ctypes.c_int) -> dict[str, Any]:
-    """Times and noise of both kinds of kernels, and the likelihood that each gives to the text."""
+def text() -> str:
+    """The prompts of the parity benchmark, one after the other: prose, code, lists, several scripts."""
+    lines = (Path(__file__).parent / "prompts-parity.jsonl").read_text(encoding="utf-8").splitlines()
+    return "\n\n".join(str(json.loads(line)["prompt"]) for line in lines)
+
+
+def likelihoods(models: Sequence[Model], tokens: list[int], switch: ctypes.c_int) -> dict[str, Any]:
+    """What each kind of kernels makes of the same text, read 16 tokens at a time, and how often they choose alike."""
+    nll: list[float] = []
+    best: list[list[int]] = []
+    for on, model in enumerate(models):
+        switch.value = on
+        model.truncate(0, 0)
+        losses, picks = [], []
+        for at in range(0, len(tokens) - 1, 16):
+            piece = tokens[at : min(at + 16, len(tokens) - 1)]
+            for row, said in zip(chain(model, piece), tokens[at + 1 :], strict=False):
+                losses.append(surprise(row, said))
+                picks.append(int(row.argmax()))
+        nll.append(float(np.mean(losses)))
+        best.append(picks)
+    alike = float(np.mean(np.array(best[0]) == np.array(best[1])))
+    return {"nll_tokens": len(best[0]), "before_nll": nll[0], "after_nll": nll[1], "same_choice": alike}
+
+
+def measure(
+    models: Sequence[Model], past: list[int], new: list[int], rounds: int, switch: ctypes.c_int
+) -> dict[str, Any]:
+    """Times and noise of both kinds of kernels."""
     alone: dict[int, list[Array]] = {}
-    nll: dict[int, float] = {}
-    for on in (0, 1):
+    for on, model in enumerate(models):
         switch.value = on
         model.truncate(0, 0)
         chain(model, past, rows=False)
         alone[on] = [chain(model, [token])[0].copy() for token in new[: max(SIZES)]]
-        nll[on] = float(np.mean([surprise(row, token) for row, token in zip(alone[on], new[1:], strict=False)]))
     times: dict[tuple[int, int], list[float]] = {(on, n): [] for on in (0, 1) for n in (*SIZES, PROMPT)}
     noise: dict[tuple[int, int], float | None] = dict.fromkeys(times)
-    for on in (0, 1):  # each over the past that its own kernels computed
+    for on, model in enumerate(models):  # each over the past that its own kernels computed
         switch.value = on
-        model.truncate(0, 0)
-        chain(model, past, rows=False)
         for n in SIZES:
             model.truncate(0, len(past))
             rows = chain(model, new[:n])
             noise[on, n] = max(float(np.abs(rows[i] - alone[on][i]).max()) for i in range(n))
     for _ in range(rounds):
         for n in (*SIZES, PROMPT):
-            for on in (0, 1):
+            for on, model in enumerate(models):
                 switch.value = on
                 model.truncate(0, len(past))
                 start = time.perf_counter()
@@ -103,7 +145,7 @@ def measure(model: Model, past: list[int], new: list[int], rounds: int, switch: 
         }
         for n in (*SIZES, PROMPT)
     ]
-    return {"prices": prices, "before_nll": nll[0], "after_nll": nll[1]}
+    return {"prices": prices}
 
 
 def surprise(logits: Array, token: int) -> float:

@@ -217,11 +217,11 @@ def p_values(engine: Engine, requests: int = 800, long: int = 3) -> tuple[list[f
 
 CELLS = [  # verifier, prices, width, milliseconds of a drafted token, who
     ("rejection", "flat", 2, 1.0, "model"),
-    ("rejection", "flat", 2, 12.0, "suffix+model"),
+    ("rejection", "flat", 2, 6.0, "suffix+model"),
     ("rejection", "pad", 2, 1.0, "suffix+recycle+models"),
     ("rejection", "pad", 1, 6.0, "suffix+model"),
     ("rejection", "small", 1, 0.8, "suffix+model"),
-    ("block", "flat", 1, 12.0, "suffix+model"),
+    ("block", "flat", 1, 6.0, "suffix+model"),
     ("block", "pad", 1, 1.0, "suffix+recycle+models"),
     ("block", "small", 1, 0.8, "suffix+model"),
 ]

@@ -72,9 +72,10 @@ def test_hints_save_forwards_and_change_nothing(choice: str, params: SamplingPar
         depth = int(rng.integers(1, 9))
         plain, made = alone.propose(0, tokens, Want(depth, depth)), len(alone.model.forwards)  # type: ignore[attr-defined]
 
-        def hint(path: Sequence[int]) -> list[int]:
+        def hint(path: Sequence[int], read: int, most: int) -> list[int]:
             assert list(path) == list(plain.tokens[: len(path)])  # noqa: B023
-            guess = plain.tokens[len(path) : len(path) + int(rng.integers(0, 6))]  # noqa: B023
+            assert read >= 1 and most == min(depth - len(path) - 1, 16 - read)  # noqa: B023
+            guess = plain.tokens[len(path) : len(path) + int(rng.integers(0, max(most, 0) + 1))]  # noqa: B023
             return [t if rng.random() < right else (t + 1) % N for t in guess]
 
         draft = hinted.propose(0, tokens, Want(depth, depth, hint=hint))
@@ -94,14 +95,32 @@ def test_what_a_hint_said_is_evidence_and_a_state_that_cannot_be_cut_gets_none()
     d, tokens = drafter(), [1, 2, 3]
     d.begin(0, tokens, GREEDY)
     a, b, c = expected_chain(tokens, 3, GREEDY, 3)
-    draft = d.propose(0, tokens, Want(3, 3, hint=lambda path: [] if path else [a, (b + 1) % N]))
+    draft = d.propose(0, tokens, Want(3, 3, hint=lambda path, *_: [] if path else [a, (b + 1) % N]))
     assert draft.tokens == (a, b, c)
     assert [e[1] for e in draft.evidence[:2]] == [True, False]  # type: ignore[index]
     model: ToyModel = d.model  # type: ignore[assignment]
     assert model.forwards == [5, 1]
     r = drafter(recurrent=True)
     r.begin(0, tokens, GREEDY)
-    assert r.propose(0, tokens, Want(3, 3, hint=lambda path: pytest.fail("asked"))).tokens == (a, b, c)
+    assert r.propose(0, tokens, Want(3, 3, hint=lambda *_: pytest.fail("asked"))).tokens == (a, b, c)
+
+
+def test_where_tokens_are_drawn_neither_evidence_nor_length_depends_on_the_draw() -> None:
+    for choice, apart in (("sampled", False), ("keyed", True)):
+        for seed in range(20):
+            p, tokens = SamplingParams(temperature=1, seed=seed), [1, 2, 3]
+            drafts = []
+            for right in (True, False):
+                d, oracle = drafter(choice), drafter(choice)
+                for one in (d, oracle):
+                    one.begin(0, tokens, p)
+                said = oracle.propose(0, tokens, Want(6, 6)).tokens
+                hint = [said[i] if right else (said[i] + 1) % N for i in range(5)]
+                asked = Want(6, 6, go_on=lambda path: len(path) < 3, hint=lambda path, *_: [] if path else hint)  # noqa: B023
+                drafts.append(d.propose(0, tokens, asked))
+            a, b = drafts
+            assert (len(a) != len(b) and a.evidence[0] != b.evidence[0]) == apart
+            assert apart or (a.tokens == b.tokens and a.evidence == b.evidence and a.prob == b.prob)
 
 
 def test_after_full_acceptance_only_what_is_missing_is_evaluated() -> None:

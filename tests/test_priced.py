@@ -213,10 +213,10 @@ def test_a_guess_is_checked_while_that_costs_less_than_what_it_may_save(steep: f
     policy = Priced(Prices(CURVES["avx"]), {"m": Prices(curve((1, each), (64, each + 63 * steep * each)))})
     offer = Draft.chain((1, 2, 3, 4), "a", (), [0.9, 0.8, 0.7, 0.6], [None] * 4)
     room = Room(0, 100, 50)
-    assert policy.hint(room, "m", 1, [offer]) == offer.tokens[:checked]
-    assert policy.hint(room, "m", 1, []) == ()
+    assert tuple(policy.hint(room, "m", 1, lambda: [offer])) == offer.tokens[:checked]
+    assert policy.hint(room, "m", 1, list) == ()
     policy._probes.add((0, "m"))
-    assert policy.hint(room, "m", 1, [offer]) == (), "a probe is short"
+    assert policy.hint(room, "m", 1, lambda: [offer]) == (), "a probe is short"
 
 
 def test_forwards_with_a_hint_are_paid_for_as_what_they_are() -> None:
@@ -225,7 +225,7 @@ def test_forwards_with_a_hint_are_paid_for_as_what_they_are() -> None:
     offer = Draft.chain((1, 2, 3, 4), "a", (), [0.9, 0.8, 0.7, 0.6], [None] * 4)
     room, before = Room(0, 100, 50), prices.seconds(1, 100)
     for _ in range(50):
-        sizes = [1 + len(policy.hint(room, "m", 1, offers)) for offers in ([offer], [], [offer])]
+        sizes = [1 + len(policy.hint(room, "m", 1, lambda offers=offers: offers)) for offers in ([offer], [], [offer])]
         assert sizes == [5, 1, 5]
         spent = sum(prices.seconds(n, 100) for n in sizes)
         record = StepRecord(0, 100, 0, 5, 5, 4, 5, depth=5)

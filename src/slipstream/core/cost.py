@@ -19,6 +19,7 @@ from slipstream.errors import InputError
 GRID = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 64)
 _NEEDED = (1, 2, 3, 4, 8, 16)  # however long they take
 _SHORT, _LONG = 16, 272  # tokens of context at which forwards are timed
+_HINTED = 9  # tokens: a forward of a draft model with a hint, at most
 _FAST, _SLOW, _FADE = 0.1, 0.1, 0.002
 
 
@@ -125,8 +126,9 @@ def measure(
     """Time forwards of 1 to `most` new tokens in the empty slot 0, sizes in turn so that a disturbance hits all alike.
 
     The least of several times counts: other programs only ever add. What a forward takes to be undone belongs to its
-    price. `last_row`: logits are asked of the last token only, as a draft model does. Stops after about `budget_s`
-    seconds; sizes that it did not come to lie on straight lines between the others.
+    price. `last_row`: as a draft model is asked, for all rows of short forwards (hints) and the last one of longer ones
+    (a backlog). Stops after about `budget_s` seconds; sizes that it did not come to lie on straight lines between the
+    others.
     """
     caps = model.caps
     short = min(_SHORT, caps.n_ctx - 2)
@@ -179,7 +181,7 @@ def _read(model: Model, n: int) -> None:
 
 def _time(model: Model, clock: Callable[[], float], n: int, last_row: bool) -> float:
     past = model.n_past(0)
-    span = Span(0, _tokens(model, n), range(-1, n - 1), range(n - 1 if last_row else 0, n))
+    span = Span(0, _tokens(model, n), range(-1, n - 1), range(n - 1 if last_row and n > _HINTED else 0, n))
     t = clock()
     model.forward([span])
     model.keep(0, () if model.caps.rollback == "free" else range(n))

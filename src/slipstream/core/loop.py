@@ -129,7 +129,9 @@ class Loop:
         offers = _Offers()
         for drafter in self.drafters:
             lag, skipped = drafter.lag(seq.slot, len(seq.tokens)) if hasattr(drafter, "lag") else (0, 0)
-            want = self.policy.want(room, Source(drafter.name, _costly(drafter), lag, skipped), offers.drafts)
+            hinted = bool(getattr(drafter, "takes_hints", False))
+            source = Source(drafter.name, _costly(drafter), lag, skipped, hinted)
+            want = self.policy.want(room, source, offers.drafts)
             nodes, depth = min(want.nodes, room.most), min(want.depth, room.left)
             if nodes <= 0 or depth <= 0:
                 continue
@@ -137,23 +139,31 @@ class Loop:
             t = self.clock()
             want = replace(want, nodes=nodes, depth=depth, width=width)
             again = want.read >= len(seq.tokens)
-            read = len(seq.tokens) if again else min(lag, want.read) if want.read else lag
-            if _costly(drafter):
-                want = replace(want, hint=partial(self._hint, seq, room, drafter.name, read, tuple(offers.drafts)))
+            if hinted:
+                want = replace(want, hint=partial(self._hint, seq, room, drafter.name, tuple(offers.drafts)))
             draft = drafter.propose(seq.slot, seq.tokens, want)
             offers.seconds[drafter.name] = self.clock() - t
-            offers.lag[drafter.name] = read
+            offers.lag[drafter.name] = len(seq.tokens) if again else min(lag, want.read) if want.read else lag
             offers.proposed += len(draft)
             draft = draft if width > 1 else draft.spine()
             offers.drafts.append(draft.limit(nodes, depth, None, room.n_vocab))
         return offers
 
-    def _hint(self, seq: Sequence, room: Room, name: str, read: int, offers: Seq[Draft], path: Seq[int]) -> Seq[int]:
+    def _hint(
+        self, seq: Sequence, room: Room, name: str, offers: Seq[Draft], path: Seq[int], read: int, most: int
+    ) -> Seq[int]:
         """What drafters that cost nothing guess behind the path of one that does, as far as the policy wants it."""
-        if path:
+
+        def guess() -> Seq[Draft]:
+            if most <= 0:
+                return ()
+            want = Want(min(HINT, most), min(HINT, most))
+            if not path:
+                return [offer.limit(want.nodes, want.depth) for offer in offers]
             peeks = [d.peek for d in self._of(seq) if hasattr(d, "peek")]
-            read, offers = 1, [peek(seq.slot, seq.tokens, path, Want(HINT, HINT)) for peek in peeks]
-        return self.policy.hint(room, name, read, offers)
+            return [peek(seq.slot, seq.tokens, path, want) for peek in peeks]
+
+        return self.policy.hint(room, name, read, guess)
 
     # -- verify, keep, record --------------------------------------------------------------------------------------
 

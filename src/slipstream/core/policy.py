@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from slipstream.core.merge import depth_first, merge
 from slipstream.core.ports import NOTHING, Choice, Outcome, Room, Source, Want
@@ -31,7 +31,7 @@ class Fixed:
     def want(self, room: Room, source: Source, offers: Sequence[Draft]) -> Want:
         return self.most if self.most.nodes else NOTHING
 
-    def hint(self, room: Room, name: str, read: int, offers: Sequence[Draft]) -> Sequence[int]:
+    def hint(self, room: Room, name: str, read: int, guess: Callable[[], Sequence[Draft]]) -> Sequence[int]:
         return ()
 
     def choose(self, rooms: Sequence[Room], offers: Sequence[Sequence[Draft]]) -> list[Choice]:

@@ -37,7 +37,8 @@ class Model(Protocol):
     def close(self) -> None: ...
 
 
-Hint = Callable[[Sequence[int]], Sequence[int]]  # tokens worth checking behind this path
+# What is worth checking behind a path, in a forward that reads so many tokens anyway: so many at most.
+Hint = Callable[[Sequence[int], int, int], Sequence[int]]
 GoOn = Callable[[Sequence[tuple[Hashable, float]]], bool]  # (evidence, claim) of each node of the path so far
 
 
@@ -66,10 +67,10 @@ NOTHING = Want(0, 0)
 class Drafter(Protocol):
     """Guesses what comes next in each slot. A wrong guess costs time, never text.
 
-    Three members are optional: `costly` (default False) says that each drafted token costs a forward of a model, and
-    `lag(slot, n_tokens) -> (int, int)` how many tokens it would have to read before it can propose, and how many it
-    has skipped for good. `peek(slot, tokens, path, want) -> Draft` is what it would propose once `path` stood behind
-    `tokens`, after a `propose` for these tokens.
+    Some members are optional: `costly` (default False) says that each drafted token costs a forward of a model,
+    `takes_hints` (False) that it asks `want.hint` before each, and `lag(slot, n_tokens) -> (int, int)` how many tokens
+    it would have to read before it can propose, and how many it has skipped for good. `peek(slot, tokens, path, want)
+    -> Draft` is what it would propose once `path` stood behind `tokens`, after a `propose` for these tokens.
     """
 
     name: str
@@ -126,6 +127,7 @@ class Source:
     costly: bool = False
     lag: int = 0  # tokens that it would have to read first
     skipped: int = 0  # tokens before those, and before what it has read, that it never read
+    takes_hints: bool = False
 
 
 @dataclass(frozen=True)
@@ -170,8 +172,8 @@ class Policy(Protocol):
         """How much this drafter may propose, knowing what others have; NOTHING leaves it out. Costly ones come last."""
         ...
 
-    def hint(self, room: Room, name: str, read: int, offers: Sequence[Draft]) -> Sequence[int]:
-        """What others guess that a costly drafter should check in a forward that reads `read` tokens anyway."""
+    def hint(self, room: Room, name: str, read: int, guess: Callable[[], Sequence[Draft]]) -> Sequence[int]:
+        """What others `guess` that a costly drafter should check in a forward that reads `read` tokens anyway."""
         ...
 
     def choose(self, rooms: Sequence[Room], offers: Sequence[Sequence[Draft]]) -> list[Choice]:

@@ -8,7 +8,7 @@ is a plain one. The rate is that of late: a token gained here saves the time tha
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
@@ -88,13 +88,16 @@ class Priced:
         if not source.costly:
             reach = min(self._reach.get(room.slot, _REACH[1]), self.most.nodes)
             return Want(reach, min(reach, self.most.depth), self.most.width)
+        key = room.slot, source.name
         self._used.setdefault(source.name, deque(maxlen=_LATELY))
+        self._forwards.pop(key, None)  # of a step that was broken off
+        self._probes.discard(key)
         read = self._readable(room, source)
         tree = self._merged(room, offers)
         each, first = self._draft_seconds(source.name, read, room.n_tokens)
-        agreed = self._checkable(room, source.name, tree, read)
+        agreed = self._checkable(room, source.name, tree, read) if source.takes_hints else []
         checking = self._draft_seconds(source.name, read + len(agreed), room.n_tokens)[1] - first
-        sure, right, _ = self._hope.setdefault((room.slot, source.name), list(self._usual.get(source.name, _HOPE)))
+        sure, right, _ = self._hope.setdefault(key, list(self._usual.get(source.name, _HOPE)))
         rest = max(min(room.left, WRITE_OFF) * self._open.get(room.slot, 1.0), 1.0)  # tokens that it may serve
         backlog = (first - each) * (min(_SERVES / rest, 1.0) if read > 2 else 1.0)
         plain = Bet(room.active, self.prices.seconds(room.active, room.n_tokens))
@@ -109,9 +112,8 @@ class Priced:
         if not wait and max((b.worth(rate) for b in ask), default=0.0) > max(b.worth(rate) for b in [plain, *cheap]):
             go_on = partial(self._go_on, room, source.name, each)
             return Want(self.most.nodes, self.most.depth, self.most.width, go_on, read)
-        read = min(read, _READ_LEAST)
-        if self.ledger.probe_s >= self._draft_seconds(source.name, read, room.n_tokens)[1] * (1 + len(self._probes)):
-            self._probes.add((room.slot, source.name))
+        if not wait and self.ledger.probe_s >= first * (1 + len(self._probes)):
+            self._probes.add(key)
             return Want(2, 2, 1, partial(self._heard, room, source.name, each), read)
         return NOTHING
 
@@ -122,8 +124,8 @@ class Priced:
             prices = self._drafters[name] = Prices(Curve((1,), (self.prices.seconds(1, context) / 10,)))
         return prices.seconds(1, context), prices.seconds(read, context)
 
-    def hint(self, room: Room, name: str, read: int, offers: Sequence[Draft]) -> Sequence[int]:
-        chain = EMPTY_DRAFT if (room.slot, name) in self._probes else self._merged(room, offers).spine()
+    def hint(self, room: Room, name: str, read: int, guess: Callable[[], Sequence[Draft]]) -> Sequence[int]:
+        chain = EMPTY_DRAFT if (room.slot, name) in self._probes else self._merged(room, guess()).spine()
         agreed = self._checkable(room, name, chain, read)
         self._forwards.setdefault((room.slot, name), []).append(read + len(agreed))
         return chain.tokens[: len(agreed)]
@@ -303,6 +305,9 @@ class Priced:
             sizes, prices = self._forwards.pop((o.record.slot, name), []), self._drafters.get(name)
             if prices is None:
                 continue
+            offer = next((d for d in o.offers if d.tokens and d.origin[0] == name), EMPTY_DRAFT)
+            if offer.tokens and not sizes:  # it takes no hints: a forward for each token
+                sizes = [max(o.lag.get(name, 1), 1), *[1] * (max(offer.depths()) - 1)]
             due = [prices.seconds(size, context) for size in sizes]
             if due:
                 prices.rescale(spent / sum(due))

@@ -6,6 +6,7 @@ import heapq
 from collections.abc import Callable, Hashable, Sequence
 from typing import TypeVar
 
+from slipstream.core.merge import depth_first
 from slipstream.core.ports import Want
 from slipstream.core.types import EMPTY_DRAFT, Draft
 
@@ -21,8 +22,7 @@ def grow(state: State, options: Options[State], want: Want, origin: str) -> Draf
         return EMPTY_DRAFT
     if want.width == 1:
         return _chain(state, options, min(want.nodes, want.depth), origin)
-    nodes, branched = _best_first(state, options, want)
-    return _draft(_in_order(nodes) if branched else nodes, origin)
+    return depth_first(_draft(_best_first(state, options, want), origin))
 
 
 def _chain(state: State, options: Options[State], length: int, origin: str) -> Draft:
@@ -40,14 +40,13 @@ def _chain(state: State, options: Options[State], length: int, origin: str) -> D
     return Draft.chain(tokens, origin, (), probs, labels) if tokens else EMPTY_DRAFT
 
 
-def _best_first(state: State, options: Options[State], want: Want) -> tuple[list[_Node], bool]:
-    """Nodes in the order of their path probability, and whether any has a sibling."""
+def _best_first(state: State, options: Options[State], want: Want) -> list[_Node]:
+    """Nodes in the order of their path probability."""
     nodes: list[_Node] = []
     heap: list[tuple[float, int, int, int, Option[State]]] = []  # -path probability, serial, parent, depth, option
-    serial, parent, depth, path, branched = 0, -1, 1, 1.0, False
+    serial, parent, depth, path = 0, -1, 1, 1.0
     while True:
         found = options(state, want.width) if depth <= want.depth else ()
-        branched = branched or len(found) > 1
         if len(found) == 1 and (not heap or path * found[0][0] >= -heap[0][0]):  # nothing to compare: no heap
             option, path = found[0], path * found[0][0]
         else:
@@ -63,22 +62,7 @@ def _best_first(state: State, options: Options[State], want: Want) -> tuple[list
         if len(nodes) == want.nodes:
             break
         parent, depth = len(nodes) - 1, depth + 1
-    return nodes, branched
-
-
-def _in_order(nodes: Sequence[_Node]) -> list[_Node]:
-    """Depth first, likelier child first: the likeliest path lies in consecutive cells."""
-    kids: list[list[int]] = [[] for _ in range(len(nodes) + 1)]
-    for i, node in enumerate(nodes):  # a node's children were taken in the order of their probability
-        kids[node[1] + 1].append(i)
-    order: list[int] = []
-    stack = kids[0][::-1]
-    while stack:
-        i = stack.pop()
-        order.append(i)
-        stack += kids[i + 1][::-1]
-    place = {-1: -1} | {old: new for new, old in enumerate(order)}
-    return [(nodes[i][0], place[nodes[i][1]], *nodes[i][2:]) for i in order]
+    return nodes
 
 
 def _draft(nodes: Sequence[_Node], origin: str) -> Draft:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from typing import Any, Literal
 
 import numpy as np
@@ -58,6 +59,7 @@ class ModelDrafter:
         name: str = "model",
     ) -> None:
         self.model, self.choice, self.name = model, choice, name
+        self.takes_hints = model.caps.rollback == "free"
         self.n_shared = n_shared or model.caps.n_vocab
         self.n_target = n_target or model.caps.n_vocab
         self._slots: dict[int, _Slot] = {}
@@ -84,42 +86,40 @@ class ModelDrafter:
         depth = min(want.depth, want.nodes, self.model.caps.n_ctx - (len(tokens) - s.start))
         if depth <= 0 or any(t >= self.model.caps.n_vocab for t in tokens[s.synced :]):
             return EMPTY_DRAFT
+        new = self._catch_up(slot, s, tokens, want.read)
+        drawn = self.choice == "sampled" and not s.sampler.params.greedy
         levels: list[list[_Option]] = []
         path: list[int] = []
         known: list[tuple[Hashable, float]] = []
-        hint = self._hint(want, path, depth)
-        rows = self._catch_up(slot, s, tokens, want.read, hint)
-        at = 0  # of the row that is next
         while True:
-            options = self._options(s, rows[at], path, len(tokens) + len(path), len(tokens), want.width)
-            agreed = at < len(hint) and options[0].token == hint[at]
-            if at < len(hint):
-                options = [replace(o, evidence=(o.evidence, agreed)) for o in options]
-            levels.append(options)
-            path.append(options[0].token)
-            known.append((options[0].evidence, options[0].prob))
-            if len(path) == depth:
-                break
-            more = want.go_on is None or want.go_on(known)
-            if agreed:
-                at += 1
-                continue
+            hint = self._hint(want, path, len(new), depth)
+            rows = self._forward(slot, s, [*new, *hint], 1 + len(hint))
+            for at in range(1 + len(hint)):
+                options = self._options(s, rows[at], path, len(tokens) + len(path), len(tokens), want.width)
+                agreed = at < len(hint) and options[0].token == hint[at]
+                if at < len(hint) and not drawn:
+                    options = [replace(o, evidence=(o.evidence, agreed)) for o in options]
+                levels.append(options)
+                path.append(options[0].token)
+                known.append((options[0].evidence, options[0].prob))
+                more = len(path) < depth and (want.go_on is None or want.go_on(known))
+                # Where tokens are drawn at random, neither evidence nor length of a draft may depend on the draw.
+                if not agreed or len(path) == depth or (drawn and not more):
+                    break
             if not more:
-                break
+                return _tree(levels, want.nodes, self.name, self.choice == "keyed")
             self._cut(slot, s, len(tokens) + len(path) - 1)  # what the hint said otherwise
-            hint, at = self._hint(want, path, depth), 0
-            rows = self._forward(slot, s, [path[-1], *hint], 1 + len(hint))
-        return _tree(levels, want.nodes, self.name, self.choice == "keyed")
+            new = path[-1:]
 
-    def _hint(self, want: Want, path: Sequence[int], depth: int) -> Sequence[int]:
-        """Others' guesses behind the path, to be checked on the side."""
-        if want.hint is None or self.model.caps.rollback != "free":
+    def _hint(self, want: Want, path: Sequence[int], n_new: int, depth: int) -> Sequence[int]:
+        """Others' guesses behind the path, to be checked beside `n_new` tokens."""
+        if want.hint is None or not self.takes_hints:
             return ()
-        return [t for t in want.hint(path) if t < self.model.caps.n_vocab][: depth - len(path) - 1]
+        room = min(depth - len(path) - 1, self.model.caps.n_batch - n_new)
+        return list(takewhile(lambda t: t < self.model.caps.n_vocab, want.hint(path, n_new, room)))
 
-    def _catch_up(self, slot: int, s: _Slot, tokens: Sequence[int], read: int, hint: Sequence[int]) -> Array:
-        """Bring the cache to the committed tokens, or the last `read` of them, and `hint` behind them; the rows after
-        the last one and each of the hint."""
+    def _catch_up(self, slot: int, s: _Slot, tokens: Sequence[int], read: int) -> Sequence[int]:
+        """Bring the cache near the committed tokens, or the last `read` of them; the new ones that it still lacks."""
         same, most = max(s.synced, s.start), min(s.start + len(s.seen), len(tokens) - 1)
         while same < most and s.seen[same - s.start] == tokens[same]:
             same += 1
@@ -130,11 +130,10 @@ class ModelDrafter:
             self._cut(slot, s, 0)
             s.start = len(tokens) - read
         n_batch = self.model.caps.n_batch
-        while (new := tokens[s.start + len(s.seen) :])[n_batch - len(hint) :]:
-            self._forward(slot, s, new[: n_batch - len(hint)])
-        rows = self._forward(slot, s, [*new, *hint], 1 + len(hint))
+        while (new := tokens[s.start + len(s.seen) :])[n_batch:]:
+            self._forward(slot, s, new[:n_batch])
         s.synced = len(tokens)
-        return rows
+        return new
 
     def _cut(self, slot: int, s: _Slot, n: int) -> None:
         """Keep of the cache what stands for the first `n` committed tokens."""

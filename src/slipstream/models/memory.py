@@ -116,7 +116,7 @@ def _packed(t: Tensor, flags: frozenset[str], own_kernels: bool) -> int:
         return t.nbytes + t.nbytes // t.type.size * _AMX_EXTRA.get(name, 0)
     x86 = {"Q4_0", "Q4_K", "IQ4_NL", "MXFP4"} if "avx2" in flags else set()
     x86 |= {"Q2_K"} if "avx512f" in flags else set()
-    x86 |= {"Q6_K"} if own_kernels else set()
+    x86 |= {"Q6_K"} if own_kernels and len(t.shape) == 2 else set()
     arm = {"Q4_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "MXFP4", "Q8_0"} if "asimddp" in flags else set()
     return t.nbytes if (name in x86 and rows % 8 == 0) or (name in arm and rows % 4 == 0) else 0
 

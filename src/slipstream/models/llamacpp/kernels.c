@@ -237,11 +237,12 @@ EXPORT void * ggml_aligned_malloc(size_t size) {
 // llama.cpp's attention adds up in another order for one query (the past is cut in as many parts as there are threads,
 // from 512 cells on) than for several. What ours (kernels_attention.h) can do, it does for both. For the rest: with heads
 // enough for all threads nothing is gained by that order, so that the way of several is taken for one too.
-static bool attention_of(const struct tensor * dst, attention * a) {
+static bool attention_of(const struct tensor * dst, int n_threads, attention * a) {
     const struct tensor *q = dst->src[0], *k = dst->src[1], *v = dst->src[2], *mask = dst->src[3];
     const float * op = (const float *) dst->op_params;  // scale, largest bias (ALiBi), soft cap
     if (dst->src[4] || op[1] != 0 || op[2] != 0 || q->type != 0 || k->type != 1 || v->type != 1) return false;
     if (q->ne[0] % 16 || q->ne[0] > WIDEST || v->ne[0] != q->ne[0] || k->ne[1] % 16 || q->ne[1] > 64) return false;
+    if (q->ne[2] < n_threads) return false;  // heads are what the work is cut by
     if (q->ne[3] != 1 || k->ne[3] != 1 || k->ne[2] != v->ne[2] || q->ne[2] % k->ne[2]) return false;
     if (q->nb[0] != 4 || k->nb[0] != 2 || v->nb[0] != 2 || dst->nb[0] != 4) return false;
     if (mask && (mask->type != 1 || mask->ne[2] != 1 || mask->ne[3] != 1 || mask->nb[0] != 2)) return false;
@@ -257,7 +258,7 @@ typedef void (*attention_fn)(const struct params *, struct tensor *);
 EXPORT void ggml_compute_forward_flash_attn_ext(const struct params * at, struct tensor * dst) {
     const int64_t * ne = dst->src[0]->ne;  // of the queries: size of a head, tokens, heads
     attention a;
-    if (slipstream_kernels_on && !at->use_ref && attention_of(dst, &a)) {
+    if (slipstream_kernels_on && !at->use_ref && attention_of(dst, at->nth, &a)) {
         attend_all(&a, dst->src[1]->ne[2], at->ith, at->nth);
         return;
     }

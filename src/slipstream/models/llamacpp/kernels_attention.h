@@ -6,10 +6,10 @@
 
 #pragma once
 #include <math.h>
-#include <stdlib.h>
 
 #define QUERIES 16  // of one key head, that are computed together
 #define WIDEST 256  // values of a head
+#define CELLS 256   // whose scores are held at once
 #define UNROLL_16 _Pragma("GCC unroll 16")
 
 typedef struct {
@@ -54,102 +54,118 @@ INLINE void as_floats(const char * p, size_t stride, long width, float * out) {
         for (long i = 0; i < width; i += 16) _mm512_store_ps(out + j * width + i, half16(p + j * stride + 2 * i));
 }
 
-// out += the 16 rows, each by its weight; `some` registers at a time, so that none waits for its last sum.
+// out += 16 rows, each by its weight; those of no weight are left out, whatever they hold. `some` registers at a time, so
+// that none waits for its last sum.
 INLINE void add_rows(float * out, const float * rows, long width, const float * weights, const int some) {
-    for (long i = 0; i < width; i += 16 * some) {
-        __m512 o[8];
-        UNROLL for (int c = 0; c < some; c++) o[c] = _mm512_loadu_ps(out + i + 16 * c);
-        for (int j = 0; j < 16; j++) {
-            const __m512 p = _mm512_set1_ps(weights[j]);
-            UNROLL for (int c = 0; c < some; c++)
-                o[c] = _mm512_fmadd_ps(p, _mm512_load_ps(rows + j * width + i + 16 * c), o[c]);
-        }
-        UNROLL for (int c = 0; c < some; c++) _mm512_storeu_ps(out + i + 16 * c, o[c]);
+    __m512 o[8];
+    UNROLL for (int c = 0; c < some; c++) o[c] = _mm512_loadu_ps(out + 16 * c);
+    for (int j = 0; j < 16; j++) {
+        if (weights[j] == 0) continue;
+        const __m512 p = _mm512_set1_ps(weights[j]);
+        UNROLL for (int c = 0; c < some; c++)
+            o[c] = _mm512_fmadd_ps(p, _mm512_load_ps(rows + j * width + 16 * c), o[c]);
     }
+    UNROLL for (int c = 0; c < some; c++) _mm512_storeu_ps(out + 16 * c, o[c]);
 }
 
-// Queries first .. first + n of one key head (head by head, each with all its tokens). `room`: see attention_room.
-static void attend(const attention * a, long head, long first, long n, float * room) {
-    float * rows = room, * score = rows + 16 * a->width, * sum = score + QUERIES * a->n_keys;
-    const float * query[QUERIES];
-    const char * mask[QUERIES];
-    float * out[QUERIES];
-    for (long r = 0; r < n; r++) {
-        const long h = head * a->group + (first + r) / a->n_tokens, t = (first + r) % a->n_tokens;
-        query[r] = (const float *) (a->q + t * a->q_token + h * a->q_head);
-        mask[r] = a->mask ? a->mask + t * a->mask_token : NULL;
-        out[r] = (float *) (a->out + t * a->out_token + h * a->out_head);
+// The scores of one query and 16 keys: `score` holds what its mask adds to each.
+INLINE __m512 scores(const float * query, const float * rows, long width, float scale, __m512 score) {
+    const __m512 nothing = _mm512_set1_ps(-INFINITY);
+    __m512 dots[16];
+    UNROLL_16 for (int j = 0; j < 16; j++) dots[j] = _mm512_setzero_ps();
+    for (long i = 0; i < width; i += 16) {
+        const __m512 q = _mm512_loadu_ps(query + i);
+        UNROLL_16 for (int j = 0; j < 16; j++)
+            dots[j] = _mm512_fmadd_ps(q, _mm512_load_ps(rows + j * width + i), dots[j]);
+    }
+    const __mmask16 seen = _mm512_cmp_ps_mask(score, nothing, _CMP_NEQ_OQ);
+    return _mm512_mask_mov_ps(score, seen, _mm512_fmadd_ps(sums_of(dots), _mm512_set1_ps(scale), score));
+}
+
+// What one query has seen so far: the largest score, and the sums of the weights in 16 lanes.
+typedef struct {
+    const float * q;
+    const char * mask;
+    float * out;
+    float most;
+    __m512 sum;
+} row;
+
+// Makes weights of the scores of up to CELLS cells, and brings what is in `r` to the new largest score. False: it sees none.
+static bool weigh(row * r, float * score, long n, __m512 top, long width) {
+    const float most = fmaxf(r->most, _mm512_reduce_max_ps(top));
+    if (most == -INFINITY) return false;
+    const __m512 new_most = _mm512_set1_ps(most);
+    if (most > r->most) {
+        const __m512 factor = exp_negative(_mm512_sub_ps(_mm512_set1_ps(r->most), new_most));
+        r->sum = _mm512_mul_ps(r->sum, factor);
+        for (long i = 0; i < width; i += 16)
+            _mm512_storeu_ps(r->out + i, _mm512_mul_ps(_mm512_loadu_ps(r->out + i), factor));
+    }
+    for (long at = 0; at < n; at += 16) {
+        const __m512 p = exp_negative(_mm512_sub_ps(_mm512_loadu_ps(score + at), new_most));
+        _mm512_storeu_ps(score + at, p);
+        r->sum = _mm512_add_ps(r->sum, p);
+    }
+    r->most = most;
+    return true;
+}
+
+// Queries first .. first + n of one key head (head by head, each with all its tokens), CELLS cells at a time.
+static void attend(const attention * a, long head, long first, long n) {
+    _Alignas(64) float score[QUERIES * CELLS], rows[16 * WIDEST];
+    row row_of[QUERIES];
+    for (long i = 0; i < n; i++) {
+        const long h = head * a->group + (first + i) / a->n_tokens, t = (first + i) % a->n_tokens;
+        row_of[i] = (row) {
+            (const float *) (a->q + t * a->q_token + h * a->q_head), a->mask ? a->mask + t * a->mask_token : NULL,
+            (float *) (a->out + t * a->out_token + h * a->out_head), -INFINITY, _mm512_setzero_ps(),
+        };
+        memset(row_of[i].out, 0, a->width * sizeof(float));
     }
     const __m512 nothing = _mm512_set1_ps(-INFINITY);
-    __m512 top[QUERIES];
-    for (long r = 0; r < n; r++) top[r] = nothing;
-    for (long at = 0; at < a->n_keys; at += 16) {
-        __mmask16 seen = 0;
-        for (long r = 0; r < n; r++) {
-            const __m512 m = mask[r] ? half16(mask[r] + 2 * at) : _mm512_setzero_ps();
-            seen |= _mm512_cmp_ps_mask(m, nothing, _CMP_NEQ_OQ);
-            _mm512_storeu_ps(score + r * a->n_keys + at, m);
-        }
-        if (!seen) continue;
-        as_floats(a->k + at * a->k_cell + head * a->k_head, a->k_cell, a->width, rows);
-        for (long r = 0; r < n; r++) {
-            __m512 dots[16];
-            UNROLL_16 for (int j = 0; j < 16; j++) dots[j] = _mm512_setzero_ps();
-            for (long i = 0; i < a->width; i += 16) {
-                const __m512 q = _mm512_loadu_ps(query[r] + i);
-                UNROLL_16 for (int j = 0; j < 16; j++)
-                    dots[j] = _mm512_fmadd_ps(q, _mm512_load_ps(rows + j * a->width + i), dots[j]);
+    for (long base = 0; base < a->n_keys; base += CELLS) {
+        const long cells = a->n_keys - base < CELLS ? a->n_keys - base : CELLS;
+        bool live[CELLS / 16] = { false }, sees[QUERIES], any = false;
+        __m512 top[QUERIES];
+        for (long i = 0; i < n; i++) top[i] = nothing;
+        for (long at = 0; at < cells; at += 16) {
+            for (long i = 0; i < n; i++) {
+                const char * mask = row_of[i].mask;
+                const __m512 m = mask ? half16(mask + 2 * (base + at)) : _mm512_setzero_ps();
+                live[at / 16] |= _mm512_cmp_ps_mask(m, nothing, _CMP_NEQ_OQ) != 0;
+                _mm512_store_ps(score + i * CELLS + at, m);
             }
-            float * to = score + r * a->n_keys + at;
-            const __m512 s = _mm512_fmadd_ps(sums_of(dots), _mm512_set1_ps(a->scale), _mm512_loadu_ps(to));
-            _mm512_storeu_ps(to, s);
-            top[r] = _mm512_max_ps(top[r], s);
+            if (!live[at / 16]) continue;
+            as_floats(a->k + (base + at) * a->k_cell + head * a->k_head, a->k_cell, a->width, rows);
+            for (long i = 0; i < n; i++) {
+                float * to = score + i * CELLS + at;
+                const __m512 s = scores(row_of[i].q, rows, a->width, a->scale, _mm512_load_ps(to));
+                _mm512_store_ps(to, s);
+                top[i] = _mm512_max_ps(top[i], s);
+            }
+        }
+        for (long i = 0; i < n; i++)
+            any |= sees[i] = weigh(&row_of[i], score + i * CELLS, cells, top[i], a->width);
+        for (long at = 0; any && at < cells; at += 16) {
+            if (!live[at / 16]) continue;
+            as_floats(a->v + (base + at) * a->v_cell + head * a->v_head, a->v_cell, a->width, rows);
+            for (long i = 0; i < n; i++) {
+                if (!sees[i]) continue;
+                long c = 0;
+                for (; c + 64 <= a->width; c += 64)
+                    add_rows(row_of[i].out + c, rows + c, a->width, score + i * CELLS + at, 4);
+                for (; c < a->width; c += 16)
+                    add_rows(row_of[i].out + c, rows + c, a->width, score + i * CELLS + at, 1);
+            }
         }
     }
-    for (long r = 0; r < n; r++) {
-        const __m512 most = _mm512_set1_ps(_mm512_reduce_max_ps(top[r]));
-        __m512 total = _mm512_setzero_ps();
-        for (long at = 0; at < a->n_keys; at += 16) {
-            float * s = score + r * a->n_keys + at;
-            const __m512 p = exp_negative(_mm512_sub_ps(_mm512_loadu_ps(s), most));
-            _mm512_storeu_ps(s, p);
-            total = _mm512_add_ps(total, p);
-        }
-        sum[r] = _mm512_reduce_add_ps(total);
-        memset(out[r], 0, a->width * sizeof(float));
+    for (long i = 0; i < n; i++) {
+        const float sum = _mm512_reduce_add_ps(row_of[i].sum);
+        const __m512 share = _mm512_set1_ps(sum > 0 ? 1 / sum : 0);
+        for (long c = 0; c < a->width; c += 16)
+            _mm512_storeu_ps(row_of[i].out + c, _mm512_mul_ps(_mm512_loadu_ps(row_of[i].out + c), share));
     }
-    for (long at = 0; at < a->n_keys; at += 16) {
-        __mmask16 seen = 0;
-        for (long r = 0; r < n; r++)
-            seen |= _mm512_cmp_ps_mask(_mm512_loadu_ps(score + r * a->n_keys + at), _mm512_setzero_ps(), _CMP_GT_OQ);
-        if (!seen) continue;
-        as_floats(a->v + at * a->v_cell + head * a->v_head, a->v_cell, a->width, rows);
-        for (long r = 0; r < n; r++) {
-            const float * weights = score + r * a->n_keys + at;
-            if (a->width % 128 == 0) add_rows(out[r], rows, a->width, weights, 8);
-            else if (a->width % 64 == 0) add_rows(out[r], rows, a->width, weights, 4);
-            else add_rows(out[r], rows, a->width, weights, 1);
-        }
-    }
-    for (long r = 0; r < n; r++) {
-        const __m512 share = _mm512_set1_ps(sum[r] > 0 ? 1 / sum[r] : 0);
-        for (long i = 0; i < a->width; i += 16)
-            _mm512_storeu_ps(out[r] + i, _mm512_mul_ps(_mm512_loadu_ps(out[r] + i), share));
-    }
-}
-
-// Floats that `attend` needs, for a thread that keeps them.
-static float * attention_room(const attention * a) {
-    static _Thread_local float * room;
-    static _Thread_local size_t size;
-    const size_t need = sizeof(float) * (16 * a->width + QUERIES * a->n_keys + QUERIES);
-    if (need > size) {
-        free(room);
-        size = (need + 65535) & ~(size_t) 65535;
-        room = aligned_alloc(64, size);
-        if (!room) abort();
-    }
-    return room;
 }
 
 // Thread `ith` of `nth`: its share of all key heads' queries, cut so that all threads have as many pieces.
@@ -159,6 +175,6 @@ static void attend_all(const attention * a, long n_heads, int ith, int nth) {
     while (parts < queries && n_heads * parts % nth) parts++;
     for (long piece = ith; piece < n_heads * parts; piece += nth) {
         const long part = piece % parts, first = queries * part / parts, end = queries * (part + 1) / parts;
-        attend(a, piece / parts, first, end - first, attention_room(a));
+        attend(a, piece / parts, first, end - first);
     }
 }
