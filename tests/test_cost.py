@@ -159,12 +159,12 @@ def test_a_staircase_is_measured_as_it_is(name: str, recurrent: bool) -> None:
     assert model.n_past(0) == 0
 
 
-def test_of_noisy_times_the_least_counts_and_their_spread_is_told() -> None:
+def test_of_noisy_times_the_median_counts_and_their_spread_is_told() -> None:
     model, clock = timed(CURVES["avx"], noise=0.03)
     found = measure(model, clock, budget_s=1e6)
     for n in found.sizes:
-        assert 0.9 <= found.at(n, 16) / CURVES["avx"].at(n, 16) <= 1.01
-    assert 1.0 < found.spread < 1.1
+        assert 0.92 <= found.at(n, 16) / CURVES["avx"].at(n, 16) <= 1.08
+    assert 1.0 < found.spread < 1.12
     model, clock = timed(CURVES["avx"])
     assert measure(model, clock, budget_s=1e6).spread == pytest.approx(1.0)
 
@@ -172,7 +172,7 @@ def test_of_noisy_times_the_least_counts_and_their_spread_is_told() -> None:
 def test_a_small_budget_is_kept_and_still_gives_a_list() -> None:
     model, clock = timed(CURVES["amx"])
     found = measure(model, clock, budget_s=0.0)
-    assert {1, 4, 8, 16} <= set(found.sizes) and clock.now < 7.0
+    assert {1, 4, 8, 16} <= set(found.sizes) and clock.now < 7.5
     assert found.at(4, 16) == pytest.approx(CURVES["amx"].at(4, 16))
     model, clock = timed(CURVES["amx"])
     longer = measure(model, clock, budget_s=4.0)

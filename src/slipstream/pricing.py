@@ -20,11 +20,11 @@ from slipstream.hub import cache_dir
 from slipstream.hub.cache import read_json, write_json
 
 log = logging.getLogger("slipstream")
-BUDGET_S = 4.0
+BUDGET_S = 5.0
 BUSY = 0.1  # share of the processors that others may use meanwhile
-DISTURBED = 1.25  # median over least of the times for one token
+DISTURBED = 1.3  # median over least of the times for one token
 _EDGE = 1 << 20  # bytes at each end of a model file that its key is made of
-FORMAT = 2
+FORMAT = 3
 
 
 def key(path: Path, **settings: Any) -> str:

@@ -19,6 +19,8 @@ from slipstream.errors import InputError
 GRID = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20, 24, 32, 64)
 _NEEDED = (1, 2, 3, 4, 8, 16)  # however long they take
 _SHORT, _LONG = 16, 272  # tokens of context at which forwards are timed
+_OFTEN = 16  # tokens: larger forwards are timed once
+_TIMES = 5  # how often, behind a long past and a short one
 _HINTED = 9  # tokens: a forward of a draft model with a hint, at most
 _FAST, _SLOW, _FADE = 0.1, 0.1, 0.002
 
@@ -123,12 +125,12 @@ def measure(
     rounds: int = 5,
     last_row: bool = False,
 ) -> Curve:
-    """Time forwards of 1 to `most` new tokens in the empty slot 0, sizes in turn so that a disturbance hits all alike.
+    """Time forwards of 1 to `most` new tokens in the empty slot 0, each right behind one of a single token.
 
-    The least of several times counts: other programs only ever add. What a forward takes to be undone belongs to its
-    price. `last_row`: as a draft model is asked, for all rows of short forwards (hints) and the last one of longer ones
-    (a backlog). Stops after about `budget_s` seconds; sizes that it did not come to lie on straight lines between the
-    others.
+    What counts is the median of the ratios: a disturbance, or memory that is slow for a while, weighs on both alike,
+    and ratios are what a policy lives on. What a forward takes to be undone belongs to its price. `last_row`: as a draft
+    model is asked, for all rows of short forwards (hints) and the last one of longer ones (a backlog). Stops after
+    about `budget_s` seconds; sizes that it did not come to lie on straight lines between the others.
     """
     caps = model.caps
     short = min(_SHORT, caps.n_ctx - 2)
@@ -138,30 +140,38 @@ def measure(
     for n in sizes[:4]:  # warm up
         _time(model, clock, n, last_row)
     start = clock()
-    times: dict[int, list[float]] = {}
+    ones: list[float] = []
+    ratios: dict[int, list[float]] = {1: [1.0]}
     for number in range(rounds):
         for n in sizes:
             if clock() - start > budget_s and (number or n not in _NEEDED):
                 break
-            times.setdefault(n, []).extend(_time(model, clock, n, last_row) for _ in range(3 if n == 1 else 1))
-    done = {n: min(t) for n, t in sorted(times.items())}
-    per_past, per_past_token = _growth(model, clock, done, short, last_row)
+            if n > _OFTEN and number:  # dear, and seldom asked for
+                continue
+            ones.append(_time(model, clock, 1, last_row))
+            if n > 1:
+                ratios.setdefault(n, []).append(_time(model, clock, n, last_row) / ones[-1])
+    one = statistics.median(ones)
+    done = {n: one * statistics.median(r) for n, r in sorted(ratios.items())}
+    per_past, per_past_token = _growth(model, clock, max(n for n in done if n <= 8), short, last_row)
     model.truncate(0, 0)
-    spread = statistics.median(times[1]) / done[1]
-    return Curve(tuple(done), tuple(done.values()), short, per_past, per_past_token, spread)
+    return Curve(tuple(done), tuple(done.values()), short, per_past, per_past_token, one / min(ones))
 
 
-def _growth(
-    model: Model, clock: Callable[[], float], done: Mapping[int, float], short: int, last_row: bool
-) -> tuple[float, float]:
-    """What a token of past adds to a forward, and to each new token, from a longer past than `short`."""
-    wide = max((n for n in done if n <= 8), default=1)
+def _growth(model: Model, clock: Callable[[], float], wide: int, short: int, last_row: bool) -> tuple[float, float]:
+    """What a token of past adds to a forward, and to each of `wide` new tokens: one past right after the other."""
     longer = min(_LONG, model.caps.n_ctx - wide - 1)
     if longer < 2 * _SHORT:
         return 0.0, 0.0
-    _read(model, longer)
-    one = max(min(_time(model, clock, 1, last_row) for _ in range(5)) - done[1], 0.0) / (longer - short)
-    many = max(min(_time(model, clock, wide, last_row) for _ in range(5)) - done[wide], 0.0) / (longer - short)
+    found = []
+    for past in (longer, short):
+        if model.caps.rollback == "free" and past < model.n_past(0):
+            model.truncate(0, past)
+        else:
+            _read(model, past)
+        pairs = [[_time(model, clock, n, last_row) for n in (1, wide)] for _ in range(_TIMES)]
+        found.append([statistics.median(t) for t in zip(*pairs, strict=True)])
+    one, many = (max(a - b, 0.0) / (longer - short) for a, b in zip(*found, strict=True))
     each = max(many - one, 0.0) / (wide - 1) if wide > 1 else 0.0
     return max(one - each, 0.0), each
 
