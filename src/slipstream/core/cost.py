@@ -128,9 +128,9 @@ def measure(
     """Time forwards of 1 to `most` new tokens in the empty slot 0, each right behind one of a single token.
 
     What counts is the median of the ratios: a disturbance, or memory that is slow for a while, weighs on both alike,
-    and ratios are what a policy lives on. What a forward takes to be undone belongs to its price. `last_row`: as a draft
-    model is asked, for all rows of short forwards (hints) and the last one of longer ones (a backlog). Stops after
-    about `budget_s` seconds; sizes that it did not come to lie on straight lines between the others.
+    and ratios are what a policy lives on. What a forward takes to be undone belongs to its price. `last_row`: as a
+    draft model is asked, for all rows of short forwards (hints) and the last one of longer ones (a backlog). Stops
+    after about `budget_s` seconds; sizes that it did not come to lie on straight lines between the others.
     """
     caps = model.caps
     short = min(_SHORT, caps.n_ctx - 2)
