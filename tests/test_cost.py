@@ -138,6 +138,15 @@ def test_prices_stay_prices(seen: list[tuple[int, float]]) -> None:
     assert all(0 < p.seconds(n, 100) < 1e4 for n in range(1, 30))
 
 
+def test_behind_a_strange_context_the_first_step_says_what_it_costs() -> None:
+    wrong = Curve(STAIRS.sizes, STAIRS.seconds, 16, 1e-5, 0.0)
+    p = Prices(wrong)
+    assert not p.strange(500) and p.strange(4000)
+    p.observe(1, 4000, wrong.at(1, 4000) / 2)
+    assert p.seconds(1, 4000) == pytest.approx(wrong.at(1, 4000) / 2)
+    assert not p.strange(7000) and p.strange(9000)
+
+
 # -- measuring --------------------------------------------------------------------------------------------------------
 
 

@@ -79,6 +79,11 @@ class Prices:
         self.curve = curve
         self.scale = 1.0
         self._own: dict[int, float] = {}
+        self._known = _LONG  # the longest context that prices were seen behind
+
+    def strange(self, context: int) -> bool:
+        """Prices behind so long a context are no more than a guess, until a plain step was made there."""
+        return context > 2 * self._known
 
     def seconds(self, n: int, context: int) -> float:
         """T(n, context); 0 for no tokens."""
@@ -93,6 +98,11 @@ class Prices:
         if n < 1 or seconds <= 0:
             return
         ratio = seconds / self.seconds(n, context)
+        if self.strange(context):
+            self.scale *= min(max(ratio, 0.25), 4.0)
+            self._known = context
+            return
+        self._known = max(self._known, context)
         ratio = min(max(ratio, 1 / 1.5), 1.5)
         own = self._own
         # Only a plain step says what plain steps cost; while none is made, the others may move it, but hardly.

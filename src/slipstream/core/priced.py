@@ -85,6 +85,8 @@ class Priced:
     # -- what to ask for -------------------------------------------------------------------------------------------
 
     def want(self, room: Room, source: Source, offers: Sequence[Draft]) -> Want:
+        if self.prices.strange(room.n_tokens):
+            return NOTHING
         if not source.costly:
             reach = min(self._reach.get(room.slot, _REACH[1]), self.most.nodes)
             return Want(reach, min(reach, self.most.depth), self.most.width)
