@@ -33,7 +33,6 @@ _READ_LEAST, _READ_FIRST = 64, 128  # tokens that may be read in any case; a pro
 _SERVES = 4  # tokens of a step: the share of a backlog that is charged to it
 _WAIT = 12  # steps in which to see what cheap drafters do, before a long backlog is read
 _LATELY = 32  # steps
-_OPEN = 0.97  # memory of the share of tokens that are left to costly drafters, a token
 _CHEAPER = 0.98  # a larger forward is taken when it costs less than this share of the smaller one
 
 
@@ -65,7 +64,6 @@ class Priced:
         self._usual: dict[str, list[float]] = {}  # hope by drafter, over the texts so far
         self._reach: dict[int, int] = {}
         self._steps: dict[int, int] = {}  # by slot, since its sequence began
-        self._open: dict[int, float] = {}  # by slot: share of late of the tokens that no cheap drafter had guessed
         self._probes: set[tuple[int, str]] = set()
         self._forwards: dict[tuple[int, str], list[int]] = {}  # of draft models in this step: tokens in each
         self._right: dict[str, deque[bool]] = {}  # by drafter: was its first guess right?
@@ -76,7 +74,6 @@ class Priced:
         self.calibration.begin(slot)
         self._reach.pop(slot, None)
         self._steps[slot] = 0
-        self._open.pop(slot, None)
         for key in [k for k in self._hope if k[0] == slot]:  # the next text begins with what is usual by now
             usual = self._usual.get(key[1], _HOPE)
             moved = [u + _USUAL * (h - u) for u, h in zip(usual, self._hope.pop(key), strict=True)]
@@ -100,8 +97,7 @@ class Priced:
         agreed = self._checkable(room, source.name, tree, read) if source.takes_hints else []
         checking = self._draft_seconds(source.name, read + len(agreed), room.n_tokens)[1] - first
         sure, right, _ = self._hope.setdefault(key, list(self._usual.get(source.name, _HOPE)))
-        rest = max(min(room.left, WRITE_OFF) * self._open.get(room.slot, 1.0), 1.0)  # tokens that it may serve
-        backlog = (first - each) * (min(_SERVES / rest, 1.0) if read > 2 else 1.0)
+        backlog = (first - each) * (min(_SERVES / min(room.left, WRITE_OFF), 1.0) if read > 2 else 1.0)
         plain = Bet(room.active, self.prices.seconds(room.active, room.n_tokens))
         cheap = self._bets(room, tree)
         # Drafting goes on only where the first guess looks right, so what follows it costs nothing elsewhere.
@@ -287,10 +283,6 @@ class Priced:
                 self._judge(o.record.slot, offer, o.said)
             self._stretch(o)
             self._steps[o.record.slot] = self._steps.get(o.record.slot, 0) + 1
-            cheap = sum(name not in self._drafters for name in o.record.accepted_origins)
-            kept = _OPEN**o.record.emitted
-            share = 1 - cheap / max(o.record.emitted, 1)
-            self._open[o.record.slot] = kept * self._open.get(o.record.slot, 1.0) + (1 - kept) * share
             for name in {*self._used, *(d.origin[0] for d in o.offers if d.tokens)}:
                 self._used.setdefault(name, deque(maxlen=_LATELY)).append(name in o.record.verified_origins)
         self._plain = len(steps), context
