@@ -172,8 +172,8 @@ def test_of_noisy_times_the_median_counts_and_their_spread_is_told() -> None:
     model, clock = timed(CURVES["avx"], noise=0.03)
     found = measure(model, clock, budget_s=1e6)
     for n in found.sizes:
-        assert 0.92 <= found.at(n, 16) / CURVES["avx"].at(n, 16) <= 1.08
-    assert 1.0 < found.spread < 1.12
+        assert 0.95 <= found.at(n, 16) / CURVES["avx"].at(n, 16) <= 1.08
+    assert 1.0 < found.spread < 1.1
     model, clock = timed(CURVES["avx"])
     assert measure(model, clock, budget_s=1e6).spread == pytest.approx(1.0)
 
@@ -181,7 +181,7 @@ def test_of_noisy_times_the_median_counts_and_their_spread_is_told() -> None:
 def test_a_small_budget_is_kept_and_still_gives_a_list() -> None:
     model, clock = timed(CURVES["amx"])
     found = measure(model, clock, budget_s=0.0)
-    assert {1, 4, 8, 16} <= set(found.sizes) and clock.now < 7.5
+    assert {1, 4, 8, 16} <= set(found.sizes) and clock.now < 7.0
     assert found.at(4, 16) == pytest.approx(CURVES["amx"].at(4, 16))
     model, clock = timed(CURVES["amx"])
     longer = measure(model, clock, budget_s=4.0)

@@ -223,7 +223,7 @@ EXPORT bool supports(void * self, void * device, const struct tensor * product) 
     return ok;
 }
 
-// Weights in huge pages: with small ones, finding out where a page lies takes a good part of the time to read it.
+// Weights in huge pages, where the system allows it: fewer addresses to translate. What it gains is within the noise here.
 typedef void * (*alloc_fn)(size_t);
 EXPORT void * ggml_aligned_malloc(size_t size) {
     ORIGINAL(alloc_fn, "ggml_aligned_malloc");
