@@ -147,7 +147,7 @@ def options() -> argparse.Namespace:
     add("--stock", action="store_true", help="run llama-server without Slipstream's kernels")
     add("--contestants", nargs="*", default=["*"], help="names or patterns such as 'llama-server:ngram-*'")
     add("--fixed", type=int, metavar="K", help="Slipstream drafts K tokens, instead of pricing each step")
-    add("--prompts", type=Path, default=HERE / "prompts-race.jsonl")
+    add("--prompts", type=Path, default=HERE.parent / "src" / "slipstream" / "data" / "suite.jsonl")
     add("--kinds", nargs="*", help="only these kinds of work")
     add("--limit", type=int, help="prompts of each kind")
     add("--rounds", type=int, default=3)

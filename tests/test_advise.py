@@ -186,8 +186,8 @@ def test_bad_lines_of_a_workload_are_numbered_and_the_rest_is_used(tmp_path: Pat
     bad = ["{", "[]", '{"prompt": ""}', '{"prompt": "a", "messages": []}', '{"promt": "a"}', '{"messages": [{}]}']
     file.write_text("\n".join([json.dumps(good[0]), "", *bad, json.dumps(good[1])]))
     loaded = load(file)
-    assert [w.kind for w in loaded.works] == ["all", "x"]
-    assert [number for number, _ in loaded.bad] == [3, 4, 5, 6, 7, 8]
+    assert [w.kind for w in loaded.works] == ["chat", "x"]
+    assert [where for where, _ in loaded.bad] == [f"line {n}" for n in (3, 4, 5, 6, 7, 8)]
     file.write_text("{}\n")
     with pytest.raises(InputError, match="no usable prompt; line 1: give either prompt or messages"):
         load(file)

@@ -73,7 +73,7 @@ def test_patterns_bring_the_plain_decoding_they_are_compared_with() -> None:
 
 
 def test_prompts_are_of_ten_kinds_and_none_comes_twice() -> None:
-    lines = prompts(BENCHMARKS / "prompts-race.jsonl")
+    lines = prompts(BENCHMARKS.parent / "src" / "slipstream" / "data" / "suite.jsonl")
     kinds = [line["kind"] for line in lines]
     assert len({line["prompt"] for line in lines}) == len(lines)
     assert len(set(kinds)) == 10 and min(kinds.count(k) for k in set(kinds)) >= 4

@@ -17,6 +17,7 @@ from typing import Any
 from slipstream.advise.compare import Comparison, compare
 from slipstream.engine import Engine
 from slipstream.generation import Chunk, Message, Request, Result
+from slipstream.text.tokenizer import Tokenizer
 
 RESAMPLES = 2000
 WORTH = 1.05  # a speed-up below this, or a loss within it, is no gain
@@ -24,17 +25,47 @@ WORTH = 1.05  # a speed-up below this, or a loss within it, is no gain
 
 @dataclass(frozen=True)
 class Work:
-    """One prompt of a workload; `kind` groups prompts of like work."""
+    """One prompt of a workload; `kind` groups prompts of like work, `why` says what put it there.
+
+    `raw`: the prompt is not for the chat template. `middle` instead of a prompt: what stands before and behind a gap.
+    """
 
     kind: str
     prompt: str | None = None
     messages: Sequence[Message] | None = None
+    raw: bool = False
+    middle: tuple[str, str] | None = None
+    why: str = ""
+
+    @property
+    def text(self) -> str:
+        """What is asked: the prompt, or the user's last message."""
+        if self.messages is not None:
+            return str(next(m["content"] for m in reversed(self.messages) if m["role"] == "user"))
+        return self.prompt if self.prompt is not None else "".join(self.middle or ())
+
+    def as_line(self) -> dict[str, Any]:
+        """As a line of a workload file."""
+        asked = {"prompt": self.prompt, "messages": self.messages, "middle": self.middle, "raw": self.raw or None}
+        return {"kind": self.kind, **{key: value for key, value in asked.items() if value is not None}}
 
     def request(self, engine: Engine, raw: bool = False, **fields: Any) -> Request:
-        """A prompt goes through the chat template when the model has one, unless `raw`."""
-        if self.messages is None and not raw and engine.tokenizer.chat_template:
+        """A prompt goes through the chat template when the model has one, unless it is `raw`.
+
+        A model without tokens for filling gaps completes what stands before.
+        """
+        if self.middle is not None:
+            return Request(_gap(engine.tokenizer, *self.middle), **fields)
+        if self.messages is None and not (raw or self.raw) and engine.tokenizer.chat_template:
             return Request(messages=[{"role": "user", "content": self.prompt}], **fields)
         return Request(self.prompt, messages=self.messages, **fields)
+
+
+def _gap(tokenizer: Tokenizer, before: str, behind: str) -> str | list[int]:
+    if tokenizer.fim is None:
+        return before
+    prefix, suffix, middle = tokenizer.fim
+    return [prefix, *tokenizer.encode(before), suffix, *tokenizer.encode(behind), middle]
 
 
 @dataclass(frozen=True)

@@ -1,69 +1,154 @@
-"""Workloads: files with one prompt a line."""
+"""Workloads: prompts of the user's own from a file or a folder, or the built-in suite; each with its kind of work.
+
+A file holds JSON Lines: prompts, chats, or requests as an OpenAI-style API logged them (alone, or as `body` or
+`request` of a record). A folder of source files is turned into tasks. Kinds come from the line itself or from rules.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from slipstream.advise import kinds
 from slipstream.advise.measure import Work
 from slipstream.errors import InputError
 
-SHAPE = 'a line is {"kind": "chat", "prompt": "…"}, or "messages" instead of "prompt"'
+BUILTIN = "builtin"
+SHAPE = 'a line is {"kind": "chat", "prompt": "…"}, or "messages" instead of "prompt", or an OpenAI-style request'
+_OWN = frozenset({"kind", "prompt", "messages", "middle", "raw"})
+_REQUEST = frozenset({"model", "input", "instructions", "temperature", "max_tokens", "stream", "tools", "top_p", "n"})
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """The usable lines, and for each other one its number and what is wrong with it."""
+    """The usable prompts; for each other line (or file) where it is and what is wrong with it. `cut_from` holds all
+    prompts where `works` are only some of them."""
 
     works: Sequence[Work]
-    bad: Sequence[tuple[int, str]]
+    bad: Sequence[tuple[str, str]]
+    cut_from: Sequence[Work] = ()
+
+    @property
+    def all(self) -> Sequence[Work]:
+        return self.cut_from or self.works
+
+    @property
+    def mix(self) -> Counter[str]:
+        """How many prompts there are of each kind, before any were cut."""
+        return Counter(work.kind for work in self.all)
+
+    def cut(self, per_kind: int) -> Loaded:
+        """The first `per_kind` prompts of each kind; the mix stays."""
+        seen: Counter[str] = Counter()
+        kept = []
+        for work in self.works:
+            seen[work.kind] += 1
+            if seen[work.kind] <= per_kind:
+                kept.append(work)
+        return replace(self, works=kept, cut_from=self.all)
 
 
-def load(path: Path) -> Loaded:
-    """Read a JSON Lines file. Raises InputError when it cannot be read or holds no usable line."""
+def load(source: str | Path) -> Loaded:
+    """Read "builtin", a JSON Lines file or a folder. Raises InputError when it cannot be read or holds nothing usable."""
+    if str(source) == BUILTIN:
+        from slipstream.data import suite
+
+        return Loaded(list(_works(suite(), [])), [])
+    path = Path(source)
+    if path.is_dir():
+        from slipstream.advise.code_tasks import tasks
+
+        works, bad = tasks(path)
+        if not works:
+            raise InputError(f"{path} holds no source files to draw tasks from", "give a folder with code, or a file")
+        return Loaded(works, bad)
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        text = path.read_text(encoding="utf-8")
     except OSError as e:
-        raise InputError(f"cannot read {path}: {e.strerror}", SHAPE) from e
+        hint = f'{SHAPE}; "{BUILTIN}" is the built-in suite'
+        raise InputError(f"cannot read {path}: {e.strerror}", hint) from e
     except UnicodeDecodeError as e:
         raise InputError(f"{path} is not a UTF-8 text", SHAPE) from e
-    works, bad = [], []
-    for number, line in enumerate(lines, 1):
+    problems: list[tuple[str, str]] = []
+    works = list(_works(text, problems))
+    if not works:
+        first = f"; {problems[0][0]}: {problems[0][1]}" if problems else ""
+        raise InputError(f"{path} holds no usable prompt{first}", SHAPE)
+    return Loaded(works, problems)
+
+
+def _works(text: str, bad: list[tuple[str, str]]) -> Iterator[Work]:
+    for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue
         try:
-            works.append(_work(json.loads(line)))
+            yield _work(json.loads(line))
         except json.JSONDecodeError as e:
-            bad.append((number, f"not JSON: {e.msg} at column {e.colno}"))
+            bad.append((f"line {number}", f"not JSON: {e.msg} at column {e.colno}"))
         except ValueError as e:
-            bad.append((number, str(e)))
-    if not works:
-        first = f"; line {bad[0][0]}: {bad[0][1]}" if bad else ""
-        raise InputError(f"{path} holds no usable prompt{first}", SHAPE)
-    return Loaded(works, bad)
+            bad.append((f"line {number}", str(e)))
 
 
 def _work(value: Any) -> Work:
     """Raises ValueError that says what is wrong."""
     if not isinstance(value, dict):
         raise ValueError("not an object")
-    unknown = set(value) - {"kind", "prompt", "messages"}
+    record = next((value[key] for key in ("body", "request") if isinstance(value.get(key), dict)), value)
+    logged = record is not value or bool(_REQUEST & set(record))
+    unknown = set() if logged else set(record) - _OWN
     if unknown:
         raise ValueError(f"unknown key {sorted(unknown)[0]}")
-    kind, prompt, messages = value.get("kind", "all"), value.get("prompt"), value.get("messages")
-    if not isinstance(kind, str) or not kind:
+    given = value.get("kind")
+    if given is not None and (not isinstance(given, str) or not given):
         raise ValueError("kind is not a text")
-    if (prompt is None) == (messages is None):
+    work = _asked(record, logged)
+    rule = kinds.classify(work.text)
+    return replace(work, kind=given or rule.kind, why="as given" if given else rule.why)
+
+
+def _asked(record: dict[str, Any], logged: bool) -> Work:
+    prompt, messages = record.get("prompt"), record.get("messages", record.get("input") if logged else None)
+    middle = None if logged else record.get("middle")
+    if sum(given is not None for given in (prompt, messages, middle)) != 1:
         raise ValueError("give either prompt or messages")
-    if prompt is not None and (not isinstance(prompt, str) or not prompt.strip()):
-        raise ValueError("prompt is not a text, or empty")
-    if messages is not None and not (isinstance(messages, list) and messages and all(map(_is_message, messages))):
+    if middle is not None:
+        if not (isinstance(middle, list) and len(middle) == 2 and all(isinstance(part, str) for part in middle)):
+            raise ValueError("middle is not a pair of texts")
+        return Work("", middle=(middle[0], middle[1]))
+    if isinstance(prompt, list) and len(prompt) == 1:
+        prompt = prompt[0]
+    if prompt is not None:
+        if not isinstance(prompt, str) or not prompt.strip():
+            raise ValueError("prompt is not a text, or empty")
+        # The API's completions take a prompt as it is.
+        return Work("", prompt, raw=logged or record.get("raw") is True)
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
+    if not isinstance(messages, list):
         raise ValueError("messages is not a list of objects with a role and a content")
-    return Work(kind, prompt, messages)
+    said = [_message(m) for m in messages]
+    if isinstance(record.get("instructions"), str):
+        said.insert(0, {"role": "system", "content": record["instructions"]})
+    while said and said[-1]["role"] == "assistant":  # the answer was logged too
+        said.pop()
+    if not any(m["role"] == "user" for m in said):
+        raise ValueError("messages hold nothing that a user said")
+    return Work("", messages=said)
 
 
-def _is_message(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(value.get(key), str) for key in ("role", "content"))
+def _message(value: Any) -> dict[str, str]:
+    if not isinstance(value, dict) or not isinstance(value.get("role"), str):
+        raise ValueError("messages is not a list of objects with a role and a content")
+    content = value.get("content")
+    if isinstance(content, list):
+        parts = [p.get("text") if isinstance(p, dict) else None for p in content]
+        if not all(isinstance(p, str) for p in parts):
+            raise ValueError("a message holds something else than text")
+        content = "\n".join(parts)  # type: ignore[arg-type]
+    if not isinstance(content, str):
+        raise ValueError("messages is not a list of objects with a role and a content")
+    return {"role": value["role"], "content": content}

@@ -75,8 +75,8 @@ def _works(prompts: Path | None, n: int) -> list[Work]:
     if prompts is None:
         return [Work(kind, prompt) for kind, prompt in demo_prompts()][:n]
     loaded = load(prompts)
-    for number, reason in loaded.bad:
-        say(f"warning: {prompts.name}, line {number} is left out: {reason}")
+    for where, reason in loaded.bad:
+        say(f"warning: {prompts.name}, {where} is left out: {reason}")
     return list(loaded.works[:n])
 
 

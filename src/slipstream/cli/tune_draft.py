@@ -13,6 +13,7 @@ from rich.table import Table
 from slipstream.cli.common import Downloads, Stoppable, console, emit_json, say, warn_if_busy
 from slipstream.cli.options import MODEL_HELP, Json, MaxTokens
 from slipstream.cli.show import percent
+from slipstream.cli.workload import SOURCE
 from slipstream.errors import InputError, SlipstreamError
 
 if TYPE_CHECKING:
@@ -30,10 +31,7 @@ EPILOG = (
 def command(
     model: Annotated[str, typer.Option("-m", "--model", help=MODEL_HELP)],
     draft: Annotated[str, typer.Option("--draft", help="Draft model, written as the target is.")],
-    workload: Annotated[
-        Path | None,
-        typer.Option("--workload", help="Your prompts, JSON Lines as for bench.", show_default="a few of each kind"),
-    ] = None,
+    workload: Annotated[str | None, typer.Option("--workload", help=SOURCE)] = None,
     name: Annotated[
         str, typer.Option("--name", help="Name of what is kept.", show_default="the draft's, with -tuned")
     ] = "",
@@ -94,7 +92,7 @@ def _name(name: str, draft: str) -> str:
     return name
 
 
-def _works(workload: Path | None) -> Sequence[Work]:
+def _works(workload: str | None) -> Sequence[Work]:
     from slipstream.advise.measure import Work
     from slipstream.advise.workload import load
     from slipstream.data import tuning_prompts
@@ -102,8 +100,8 @@ def _works(workload: Path | None) -> Sequence[Work]:
     if workload is None:
         return [Work(kind, prompt) for kind, prompt in tuning_prompts()]
     loaded = load(workload)
-    for number, reason in loaded.bad:
-        say(f"warning: {workload.name}, line {number} is left out: {reason}")
+    for where, reason in loaded.bad:
+        say(f"warning: {Path(workload).name}, {where} is left out: {reason}")
     return loaded.works
 
 

@@ -24,6 +24,11 @@ def tuning_prompts() -> list[tuple[str, str]]:
     return [*first.values(), *_prompts("tuning.toml")]
 
 
+def suite() -> str:
+    """JSON Lines of the built-in workload: ten kinds of work, English and Chinese, with natural stops."""
+    return files("slipstream.data").joinpath("suite.jsonl").read_text(encoding="utf-8")
+
+
 def _prompts(file: str) -> list[tuple[str, str]]:
     table = tomllib.loads(files("slipstream.data").joinpath(file).read_text(encoding="utf-8"))
     return [(item["kind"], item["prompt"].strip()) for item in table["prompt"]]

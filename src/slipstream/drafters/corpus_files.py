@@ -45,10 +45,7 @@ class Corpus:
         for path in paths:
             if not os.path.exists(path):
                 raise InputError(f"no such file or folder: {path}", "a corpus is made of text files or folders of them")
-            for file in _walk(Path(path), skipped):
-                text = _read(file, skipped)
-                if text is None:
-                    continue
+            for _, text in text_files(Path(path), skipped):
                 if left <= 1:
                     skipped["limit"] += 1
                     continue
@@ -96,6 +93,14 @@ class Corpus:
 def identity(encode: Encode) -> str:
     """Tells tokenizers apart by how they split a text of several scripts and kinds."""
     return hashlib.sha256(repr(list(encode(_PROBE))).encode()).hexdigest()[:32]
+
+
+def text_files(path: Path, skipped: Counter[str]) -> Iterator[tuple[Path, str]]:
+    """The texts of a file or a folder; `skipped` counts what was left out, by reason."""
+    for file in _walk(path, skipped):
+        text = _read(file, skipped)
+        if text is not None:
+            yield file, text
 
 
 def _walk(path: Path, skipped: Counter[str]) -> Iterator[Path]:

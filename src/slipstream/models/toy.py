@@ -166,6 +166,7 @@ class ToyTokenizer:
     chat_template: str | None = None
     bos: str = ""
     eos: str = ""
+    fim: tuple[int, int, int] | None = None
 
     def __init__(self, pieces: Sequence[bytes], ends: Sequence[int] = ()) -> None:
         self.pieces, self.ends = list(pieces), frozenset(ends)

@@ -10,6 +10,9 @@ class Tokenizer(Protocol):
     chat_template: str | None
     bos: str
     eos: str
+    fim: (
+        tuple[int, int, int] | None
+    )  # tokens before a prefix, a suffix and the gap between them, where the model has them
 
     def encode(self, text: str, special: bool = False) -> list[int]:
         """Tokens of a text. `special`: control tokens written in the text are read as such."""

@@ -19,6 +19,8 @@ class LlamaTokenizer:
         self._adds_bos = bool(low.llama_vocab_get_add_bos(vocab))
         self._bos_id = low.llama_vocab_bos(vocab)
         self.bos, self.eos = self._text(self._bos_id), self._text(low.llama_vocab_eos(vocab))
+        fim = tuple(int(f(vocab)) for f in (low.llama_vocab_fim_pre, low.llama_vocab_fim_suf, low.llama_vocab_fim_mid))
+        self.fim: tuple[int, int, int] | None = (fim[0], fim[1], fim[2]) if min(fim) >= 0 else None
         template = low.llama_model_chat_template(model, None)
         self.chat_template: str | None = template.decode("utf-8", "replace") if template else None
         self._pieces: dict[int, bytes] = {}
