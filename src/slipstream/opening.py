@@ -142,7 +142,7 @@ def open_engine(
         why = "k is 0" if o.k == 0 else "the policy is off"
         log.warning("a draft model is given, but %s: nothing will be drafted", why)
     files = Files.find(target, draft, o.progress)
-    o = _fit(files, o)
+    o = fit(files, o)
     return _load(cls, files, drafting, policy, o)
 
 
@@ -196,8 +196,8 @@ def context(head: GGUFHeader, asked: int) -> int:
     return asked or min(head.n_ctx_train, 4096)
 
 
-def _fit(files: Files, o: OpenOptions) -> OpenOptions:
-    """Settle context and GPU layers, and refuse what does not fit."""
+def fit(files: Files, o: OpenOptions) -> OpenOptions:
+    """Settle context and GPU layers. Raises MemoryShortage for what does not fit."""
     plan, layers, draft_layers = memory_plan(files, o)
     if o.check_memory:
         memory.require_fits(plan)
@@ -205,12 +205,9 @@ def _fit(files: Files, o: OpenOptions) -> OpenOptions:
 
 
 def _load(cls: type[Engine], files: Files, drafting: Drafting, policy: Policy | None, o: OpenOptions) -> Engine:
-    from slipstream.models.llamacpp.model import LlamaOptions
     from slipstream.models.llamacpp.tokenizer import LlamaTokenizer
 
-    common = LlamaOptions(n_ctx=o.n_ctx, n_slots=o.n_slots, threads=o.threads, flash_attn=o.flash_attn)
-    target = replace(common, kv_type_k=o.kv_type, kv_type_v=o.kv_type, gpu_layers=o.gpu_layers or 0)
-    model = load_model(files.target, target)
+    model = load_model(files.target, target_options(o))
     owned: list[Model] = []
     try:
         tokenizer = LlamaTokenizer(model.handle)
@@ -221,21 +218,40 @@ def _load(cls: type[Engine], files: Files, drafting: Drafting, policy: Policy | 
         if files.draft is not None and files.pair is not None:
             if files.pair.note:
                 log.info("%s", files.pair.note)
-            kv = o.draft_kv_type
-            n_ctx = min(model.caps.n_ctx, files.draft.n_ctx_train)
-            small = replace(common, n_ctx=n_ctx, kv_type_k=kv, kv_type_v=kv, gpu_layers=o.draft_gpu_layers or 0)
+            small = draft_options(o, files.draft, model.caps.n_ctx)
             draft = load_model(files.draft, small)
             owned.append(draft)
-            choice: Way = "sampled" if o.verify in ("rejection", "block") else "keyed"
-            made.append(ModelDrafter(draft, choice, files.pair.n_shared, model.caps.n_vocab))
+            made.append(draft_drafter(draft, files.pair, model, o.verify))
             if policy is None:
-                prices["model"] = Prices(curve_of(draft, files.draft, small, drafts=True))
-        policy = policy or Priced(Prices(curve_of(model, files.target, target)), prices, o.most())
+                prices[made[-1].name] = Prices(curve_of(draft, files.draft, small, drafts=True))
+        policy = policy or Priced(Prices(curve_of(model, files.target, target_options(o))), prices, o.most())
         return cls(model, tokenizer, made, policy, o.verify, name=Path(files.target.path).name, owned=owned)
     except BaseException:
         for m in (*owned, model):
             m.close()
         raise
+
+
+def target_options(o: OpenOptions) -> LlamaOptions:
+    """How a target is loaded; context and GPU layers are settled."""
+    from slipstream.models.llamacpp.model import LlamaOptions
+
+    return LlamaOptions(
+        n_ctx=o.n_ctx, n_slots=o.n_slots, threads=o.threads, flash_attn=o.flash_attn,
+        kv_type_k=o.kv_type, kv_type_v=o.kv_type, gpu_layers=o.gpu_layers or 0,
+    )  # fmt: skip
+
+
+def draft_options(o: OpenOptions, head: GGUFHeader, n_ctx: int) -> LlamaOptions:
+    """How a draft model is loaded beside a target with a context of `n_ctx` tokens a slot."""
+    n_ctx, kv = min(n_ctx, head.n_ctx_train), o.draft_kv_type
+    return replace(target_options(o), n_ctx=n_ctx, kv_type_k=kv, kv_type_v=kv, gpu_layers=o.draft_gpu_layers or 0)
+
+
+def draft_drafter(draft: Model, pair: pairing.Pairing, target: Model, verify: str) -> ModelDrafter:
+    """A loaded draft model as a drafter that chooses as the verifier needs it."""
+    choice: Way = "sampled" if verify in ("rejection", "block") else "keyed"
+    return ModelDrafter(draft, choice, pair.n_shared, target.caps.n_vocab)
 
 
 def load_model(head: GGUFHeader, options: LlamaOptions) -> LlamaModel:

@@ -35,7 +35,9 @@ class _Slot:
 
 
 @dataclass(frozen=True)
-class _Option:
+class Option:
+    """A token to draft: how sure the draft model is, what it was drawn from, and its evidence for the policy."""
+
     token: int
     prob: float
     q: Array | None
@@ -88,20 +90,20 @@ class ModelDrafter:
             return EMPTY_DRAFT
         new = self._catch_up(slot, s, tokens, want.read)
         drawn = self.choice == "sampled" and not s.sampler.params.greedy
-        levels: list[list[_Option]] = []
+        levels: list[list[Option]] = []
         path: list[int] = []
         known: list[tuple[Hashable, float]] = []
         while True:
             hint = self._hint(want, path, len(new), depth)
             rows = self._forward(slot, s, [*new, *hint], 1 + len(hint))
             for at in range(1 + len(hint)):
-                options = self._options(s, rows[at], path, len(tokens) + len(path), len(tokens), want.width)
-                agreed = at < len(hint) and options[0].token == hint[at]
+                found = self._options(s, rows[at], path, len(tokens), want.width)
+                agreed = at < len(hint) and found[0].token == hint[at]
                 if at < len(hint) and not drawn:
-                    options = [replace(o, evidence=(o.evidence, agreed)) for o in options]
-                levels.append(options)
-                path.append(options[0].token)
-                known.append((options[0].evidence, options[0].prob))
+                    found = [replace(o, evidence=(o.evidence, agreed)) for o in found]
+                levels.append(found)
+                path.append(found[0].token)
+                known.append((found[0].evidence, found[0].prob))
                 more = len(path) < depth and (want.go_on is None or want.go_on(known))
                 # Where tokens are drawn at random, neither evidence nor length of a draft may depend on the draw.
                 if not agreed or len(path) == depth or (drawn and not more):
@@ -152,34 +154,8 @@ class ModelDrafter:
         s.seen += new
         return rows[:, : self.n_shared]
 
-    def _options(
-        self, s: _Slot, row: Array, path: Sequence[int], position: int, root: int, width: int
-    ) -> list[_Option]:
-        """Up to `width` different tokens, the one to go on with first."""
-        params = s.sampler.params
-        if params.greedy:
-            return _best(s.sampler.adjusted(row, path), width)
-        f = s.sampler.filtered(row, path)
-        own = self.choice == "sampled"
-        key = (noise.DRAFT, position, f.ids, root) if own else (noise.TARGET, position, f.ids)
-        scores = f.scores + noise.gumbel(params.seed, *key)
-        probs = f.probs()
-        order = _largest_first(scores, width + 1)
-        ahead = scores[order[0]] - (scores[order[1]] if len(order) > 1 else -np.inf)
-        options, left = [], probs.copy()
-        for rank, i in enumerate(
-            order[:width]
-        ):  # Gumbel top-k draws without replacement: each from what the earlier ones left
-            total = left.sum()
-            if own and total <= 0:
-                break
-            q = _spread(left / total, f.ids, self.n_target) if own else None
-            # Nothing said of a drawn token may depend on it; of a keyed one, its lead over the next is the evidence.
-            lead = _claim(float(ahead))
-            claim = _DRAWN / 2**rank if own else (1 - lead) / 2 if rank else lead
-            options.append(_Option(int(f.ids[i]), claim, q, (rank, "drawn" if own else _bin(claim))))
-            left[i] = 0.0
-        return options
+    def _options(self, s: _Slot, row: Array, path: Sequence[int], root: int, width: int) -> list[Option]:
+        return options(s.sampler, row, path, root + len(path), root, width, self.choice == "sampled", self.n_target)
 
     def observe(self, slot: int, draft: Draft, verdict: Verdict, logits: Array | None) -> None:
         return None
@@ -189,12 +165,41 @@ class ModelDrafter:
         return None
 
 
-def _best(row: Array, width: int) -> list[_Option]:
+def options(
+    sampler: Sampler, row: Array, path: Sequence[int], position: int, root: int, width: int, own: bool, n_target: int
+) -> list[Option]:
+    """Up to `width` different tokens behind `path`, the one to go on with first; `root` is the position of the draft's
+    first token. `own`: drawn with noise of the draft model's own, q over `n_target` ids goes along.
+    """
+    params = sampler.params
+    if params.greedy:
+        return _best(sampler.adjusted(row, path), width)
+    f = sampler.filtered(row, path)
+    key = (noise.DRAFT, position, f.ids, root) if own else (noise.TARGET, position, f.ids)
+    scores = f.scores + noise.gumbel(params.seed, *key)
+    probs = f.probs()
+    order = _largest_first(scores, width + 1)
+    ahead = scores[order[0]] - (scores[order[1]] if len(order) > 1 else -np.inf)
+    found, left = [], probs.copy()
+    for rank, i in enumerate(order[:width]):  # Gumbel top-k draws without replacement: each from what is left
+        total = left.sum()
+        if own and total <= 0:
+            break
+        q = _spread(left / total, f.ids, n_target) if own else None
+        # Nothing said of a drawn token may depend on it; of a keyed one, its lead over the next is the evidence.
+        lead = _claim(float(ahead))
+        claim = _DRAWN / 2**rank if own else (1 - lead) / 2 if rank else lead
+        found.append(Option(int(f.ids[i]), claim, q, (rank, "drawn" if own else _bin(claim))))
+        left[i] = 0.0
+    return found
+
+
+def _best(row: Array, width: int) -> list[Option]:
     """The largest logits, largest first, with their probabilities."""
     ids = _largest_first(row, width)
     norm = float(np.exp(row - row[ids[0]]).sum())
     probs = [float(np.exp(row[i] - row[ids[0]])) / norm for i in ids]
-    return [_Option(int(i), p, None, (rank, _bin(p))) for rank, (i, p) in enumerate(zip(ids, probs, strict=True))]
+    return [Option(int(i), p, None, (rank, _bin(p))) for rank, (i, p) in enumerate(zip(ids, probs, strict=True))]
 
 
 def _largest_first(scores: npt.NDArray[Any], n: int) -> npt.NDArray[np.int64]:
@@ -231,7 +236,7 @@ def _spread(probs: Probs, ids: np.ndarray, n_vocab: int) -> Array:
     return q
 
 
-def _tree(levels: Sequence[Sequence[_Option]], n_nodes: int, origin: str, by_probability: bool) -> Draft:
+def _tree(levels: Sequence[Sequence[Option]], n_nodes: int, origin: str, by_probability: bool) -> Draft:
     """The chain of first options, with as many of the others as leaves as there is room for.
 
     Which siblings are taken may depend on probabilities only when nothing was drawn at random; else their order counts.

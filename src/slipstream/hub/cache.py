@@ -95,8 +95,11 @@ def read_json(path: Path) -> object:
 def write_json(path: Path, value: object) -> None:
     """Writes JSON so that a reader sees the old file or the new one, never half of it."""
     fresh = beside(path, ".new")
-    fresh.write_text(json.dumps(value), encoding="utf-8")
-    os.replace(fresh, path)
+    try:
+        fresh.write_text(json.dumps(value), encoding="utf-8")
+        os.replace(fresh, path)
+    finally:
+        fresh.unlink(missing_ok=True)
 
 
 def sha256_of(path: Path) -> str:
