@@ -26,7 +26,10 @@ from slipstream.models import memory
 from slipstream.models.llamacpp import probe
 from test_hub import WHOLE, catalog_of
 
-COMMANDS = ("demo", "run", "chat", "bench", "audit", "check", "cost", "doctor", "models", "pull", "tune-draft")
+COMMANDS = (
+    "demo", "run", "chat", "advise", "report", "export", "bench", "audit", "check", "cost", "doctor", "matrix", "models",
+    "pull", "tune-draft", "workload",
+)  # fmt: skip
 MODEL = "smollm2-135m"
 REPEATS = "one two three four one two three four one two"  # raw text that any drafter can go on with
 ROW = {
@@ -213,7 +216,7 @@ def test_models_and_pull(smollm2: Path) -> None:
         (["run", "-m", MODEL, "--ctx", "1000000", "hi"], "use --ctx 8192 or less"),
         (["run", "-m", MODEL, "--modle", "x", "hi"], "did you mean --model"),
         (["rum"], "did you mean 'run'"),
-        (["run", "hi"], "Missing option '-m'"),
+        (["run", "hi"], "no model is named"),
         (["run", "-m", MODEL, "--logit-bias", "12:3", "hi"], "not a logit bias: 12:3"),
         (["run", "-m", MODEL, "--logit-bias", "-3=1", "hi"], "not a logit bias: -3=1"),
         (["run", "-m", MODEL, "--logit-bias", "99999=1", "hi"], "ids go from 0 to 49151"),

@@ -14,7 +14,24 @@ from typing import Annotated
 import typer
 
 from slipstream import __version__
-from slipstream.cli import audit, bench, chat, check, cost, demo, doctor, models, pull, run, tune_draft
+from slipstream.cli import (
+    advise,
+    audit,
+    bench,
+    chat,
+    check,
+    cost,
+    demo,
+    doctor,
+    export,
+    matrix,
+    models,
+    pull,
+    report,
+    run,
+    tune_draft,
+    workload,
+)
 from slipstream.errors import SlipstreamError
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells count
@@ -44,7 +61,11 @@ def _root(
     return None
 
 
-for module in (demo, run, chat, bench, audit, check, cost, doctor, models, pull, tune_draft):
+COMMANDS = (
+    demo, run, chat, advise, report, export, bench, audit, check, cost, doctor, matrix, models, pull, tune_draft,
+    workload,
+)  # fmt: skip
+for module in COMMANDS:
     app.command(module.__name__.rpartition(".")[2].replace("_", "-"), epilog=module.EPILOG)(module.command)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
@@ -15,6 +15,7 @@ from slipstream.drafting import DEFAULT
 from slipstream.errors import InputError
 
 if TYPE_CHECKING:
+    from slipstream.advise.plan import Plan
     from slipstream.core.types import SamplingParams
     from slipstream.engine import Engine
     from slipstream.opening import OpenOptions
@@ -24,6 +25,8 @@ MODEL_HELP = "Target: a name from `slipstream models`, a GGUF file, or hf:owner/
 DRAFT_HELP = (
     "Drafters, joined by commas: suffix, recycle, …, at most one draft model (written as the target is); or none."
 )
+_OR_PLAN = MODEL_HELP + " May be left out with --plan."
+PLAN_HELP = "What `slipstream advise` decided: model, drafters, verifier, threads. Options beside it win."
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object as the last line on stdout.")]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", metavar="N", help="Most tokens of an answer.")]
@@ -33,8 +36,13 @@ MaxTokens = Annotated[int, typer.Option("--max-tokens", metavar="N", help="Most 
 class EngineOptions:
     """How an engine is opened."""
 
-    model: Annotated[str, typer.Option("-m", "--model", help=MODEL_HELP, rich_help_panel=_MODELS)]
+    model: Annotated[str, typer.Option("-m", "--model", help=_OR_PLAN, show_default=False, rich_help_panel=_MODELS)] = (
+        ""
+    )
     draft: Annotated[str, typer.Option("--draft", help=DRAFT_HELP, rich_help_panel=_MODELS)] = DEFAULT
+    plan: Annotated[
+        str | None, typer.Option("--plan", metavar="FILE", help=PLAN_HELP, show_default=False, rich_help_panel=_MODELS)
+    ] = None
     k: Annotated[
         int | None,
         typer.Option(
@@ -104,6 +112,23 @@ class EngineOptions:
         ),
     ] = None  # fmt: skip
 
+    def complete(self, given: Set[str]) -> None:
+        """Take from the plan what the command line left open; `given`: the options that it names.
+
+        Raises InputError when neither names a model, and what `plan.read` does.
+        """
+        if self.plan is not None:
+            from slipstream.advise import plan
+
+            path = Path(self.plan)
+            found = plan.read(path)
+            for name, value in found.options().items():
+                if name not in given:
+                    setattr(self, name, value)
+            _announce(found, path, self.model, self.draft)
+        if not self.model:
+            raise InputError("no model is named", "give -m MODEL, or --plan FILE as `slipstream advise` makes it")
+
     def settings(self, **more: Any) -> OpenOptions:
         """As the engine takes them. Raises what OpenOptions and the list of verifiers do."""
         from slipstream.core.verify import verifier
@@ -124,6 +149,20 @@ class EngineOptions:
             "gpu_layers",
         )
         return OpenOptions(**{name: getattr(self, name) for name in same} | renamed)
+
+
+def _announce(plan: Plan, path: Path, model: str, draft: str) -> None:
+    """Lines on stderr: that the plan means plain decoding, and why it may not fit the files that are here now."""
+    from slipstream.cli.common import say
+
+    if plan.off and draft == "none":
+        say(f"{path.name}: drafting does not pay here (verdict: {plan.decision}), so decoding is plain")
+    files = [(plan.target, model)]
+    if plan.draft_model is not None and draft == plan.draft:
+        files.append((plan.draft_model, plan.draft_model.model))
+    for file, ref in files:
+        if doubt := file.doubt(ref):
+            say(f"warning: {path.name}: {doubt}; its verdict may not hold: `slipstream advise` makes a new one")
 
 
 @dataclass
@@ -182,7 +221,10 @@ def check_bias(engine: Engine, params: SamplingParams) -> None:
 
 
 def grouped(command: Callable[..., Any]) -> Callable[..., Any]:
-    """A command whose dataclass parameters are spread into one option a field, and put together again for the call."""
+    """A command whose dataclass parameters are spread into one option a field, and put together again for the call.
+
+    A dataclass with a method `complete` hears from it which options the command line named.
+    """
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
     parameters: list[inspect.Parameter] = []
@@ -197,12 +239,23 @@ def grouped(command: Callable[..., Any]) -> Callable[..., Any]:
                 inspect.Parameter(f.name, parameter.KEYWORD_ONLY, default=default, annotation=kinds[f.name])
             )
 
+    parameters.append(inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context))
+
     @wraps(command)
-    def spread(**values: Any) -> Any:
+    def spread(context: typer.Context, **values: Any) -> Any:
+        given = {name for name in values if _is_given(context, name)}
         built = {g: cls(**{f.name: values.pop(f.name) for f in fields(cls)}) for g, cls in groups.items()}
+        for group in built.values():
+            if hasattr(group, "complete"):
+                group.complete(given)
         return command(**built, **values)
 
     spread.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     spread.__annotations__ = {p.name: p.annotation for p in parameters}
     del spread.__wrapped__
     return spread
+
+
+def _is_given(context: typer.Context, name: str) -> bool:
+    source = context.get_parameter_source(name)
+    return source is not None and source.name != "DEFAULT"
