@@ -27,7 +27,8 @@ class _Size:
     minutes: float
 
 
-QUICK, FULL = _Size(3, 96, 1, 2, 18), _Size(4, 128, 2, 3, 55)
+# More prompts say more than more runs of the same; two runs are made as far as the time allows.
+QUICK, FULL = _Size(4, 96, 1, 2, 18), _Size(8, 128, 2, 3, 55)
 
 
 @dataclass
@@ -36,7 +37,7 @@ class Amount:
 
     quick: Annotated[bool, typer.Option("--quick", help="Fewer prompts and runs: minutes instead of an hour.")] = False
     per_kind: Annotated[
-        int | None, typer.Option("--per-kind", metavar="N", help="Prompts of each kind.", show_default="4, quick: 3")
+        int | None, typer.Option("--per-kind", metavar="N", help="Prompts of each kind.", show_default="8, quick: 4")
     ] = None
     max_tokens: Annotated[
         int | None, typer.Option("--max-tokens", metavar="N", help="Of an answer.", show_default="128, quick: 96")
