@@ -1,6 +1,7 @@
 """Other forms of a GGUF model: requantised, with layers left out.
 
-Only for draft models: what they guess may get worse, but never the text, for the target checks every guess.
+Of a draft model only what it guesses may get worse, never the text, for the target checks every guess. Of a target it is
+the text that changes: `slipstream matrix` says by how much.
 """
 
 from __future__ import annotations
