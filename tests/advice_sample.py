@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 from slipstream.advise.advice import (
-    Accuracy, Advice, Candidate, Cell, Decision, Memory, ModelFacts, Prices, Sample, Segment, Settings, Speed, Verdict,
+    Accuracy,
+    Advice,
+    Candidate,
+    Cell,
+    Decision,
+    Memory,
+    ModelFacts,
+    Prices,
+    Sample,
+    Segment,
+    Settings,
+    Speed,
+    Verdict,
     Workload,
 )  # fmt: skip
 
@@ -45,14 +57,17 @@ def model(name: str, file: str, size: int, measured: int) -> ModelFacts:
 def advice(**changes: object) -> Advice:
     """A mixed workload on the Qwen pair: on for code, off for stories, one kind with too few prompts."""
     cells = [
-        Cell(draft=d, kind=k, prompts=n, predicted=speed(s * 1.03, a, False), measured=speed(s, a, True), texts="identical")
+        Cell(
+            draft=d, kind=k, prompts=n, predicted=speed(s * 1.03, a, False), measured=speed(s, a, True),
+            texts="identical",
+        )
         for k, (n, plain, model_, a, _) in KINDS.items()
         for d, s in (("suffix", plain), (DRAFT, model_))
     ]  # fmt: skip
     verdicts = [
         Verdict(
             kind=kind, decision=decision, draft=DRAFT, speed=speed(s, a, True), measured=True, prompts=n,
-            reason=f"your {kind} prompts accept {100 * a:.0f} % of guesses; on this machine it takes 36 % to break even",
+            reason=f"your {kind} prompts accept {100 * a:.0f} % of guesses; here it takes 36 % to break even",
         )
         for kind, (n, _, s, a, decision) in KINDS.items()
     ]  # fmt: skip
@@ -83,7 +98,8 @@ def advice(**changes: object) -> Advice:
         ),
         "draft_prices": {
             "qwen2.5-coder-0.5b": Prices(
-                sizes=[1, 2, 4, 8], seconds=[0.0102, 0.0105, 0.011, 0.018], context=16, per_past=1e-6, per_past_token=5e-7
+                sizes=[1, 2, 4, 8], seconds=[0.0102, 0.0105, 0.011, 0.018], context=16,
+                per_past=1e-6, per_past_token=5e-7,
             )
         },
         "cells": cells,

@@ -26,6 +26,7 @@ from slipstream.advise.workload import Loaded
 from slipstream.cli.app import main
 from slipstream.core.stats import Stats
 from slipstream.errors import InputError
+from slipstream.files import write_whole
 from slipstream.generation import Request
 from test_cli import MODEL, assert_refused, last_json, slipstream
 from virtual import CURVES
@@ -196,19 +197,22 @@ def test_a_full_disk_costs_no_work_and_leaves_nothing_half_written(
     found = Evidence(tmp_path / "e.json", answers={"a": [1]})
     found.write()
     before = found.path.read_bytes()  # type: ignore[union-attr]
-    real = Path.write_text
+    real = Path.write_bytes
 
-    def full(self: Path, text: str, *args: Any, **kw: Any) -> int:
-        real(self, text[:5], *args, **kw)
+    def full(self: Path, data: bytes) -> int:
+        real(self, data[:5])
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(Path, "write_text", full)
+    monkeypatch.setattr(Path, "write_bytes", full)
     found.answers["b"] = [2]
     found.write()
     found.write()
     assert [p.name for p in tmp_path.iterdir()] == ["e.json"]
     assert found.path.read_bytes() == before  # type: ignore[union-attr]
     assert caplog.text.count("cannot be kept") == 1
+    with pytest.raises(InputError, match="cannot write"):
+        write_whole(tmp_path / "report.html", "text")
+    assert [p.name for p in tmp_path.iterdir()] == ["e.json"]
 
 
 def test_progress_says_how_long_it_will_take() -> None:
@@ -309,6 +313,21 @@ def _plan() -> Any:
     from slipstream.opening import Files, OpenOptions, memory_plan
 
     return memory_plan(Files.find(MODEL, "none"), OpenOptions())[0]
+
+
+def test_models_that_do_not_fit_together_are_run_one_after_the_other(
+    home: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Advisor, "_groups", lambda self, ways: [[way] for way in ways])
+    _, found, err = advise(capsys, "--workload", str(workload(home)))
+    assert all(c["measured"] and c["prompts"] == 3 for c in found["cells"]), err
+    assert err.count("(runs") == 2 * 2 * 6, "each with plain decoding of its own"
+
+
+def test_where_answers_take_too_long_fewer_prompts_are_asked(home: Path, capsys: Any) -> None:
+    _, found, err = advise(capsys, "--workload", str(workload(home)), "--minutes", "0.0001")
+    assert sum(found["workload"]["used"].values()) == 1 and not found["overall"]["measured"], err
+    assert found["workload"]["left_out"] == [["the rest of the prompts", "answering them would take too long"]]
 
 
 def test_a_draft_model_is_heard_and_run(home: Path, capsys: Any) -> None:

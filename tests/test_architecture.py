@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 SRC = ROOT / "src" / "slipstream"
 # Imports point to the same or a lower floor. "opening" and the like are the engine's own files.
 FLOORS = {
-    "errors": 0,
+    **dict.fromkeys(("errors", "files"), 0),
     "core": 1,
     **dict.fromkeys(("drafters", "models", "text", "hub", "data"), 2),
     **dict.fromkeys(("engine", "generation", "opening", "drafting", "pricing", "aio"), 3),

@@ -27,8 +27,8 @@ from slipstream.models.llamacpp import probe
 from test_hub import WHOLE, catalog_of
 
 COMMANDS = (
-    "demo", "run", "chat", "advise", "report", "export", "bench", "audit", "check", "cost", "doctor", "matrix", "models",
-    "pull", "tune-draft", "workload",
+    "demo", "run", "chat", "advise", "report", "export", "bench", "audit", "check", "cost", "doctor", "matrix",
+    "models", "pull", "tune-draft", "workload",
 )  # fmt: skip
 MODEL = "smollm2-135m"
 REPEATS = "one two three four one two three four one two"  # raw text that any drafter can go on with

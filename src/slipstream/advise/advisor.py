@@ -32,6 +32,7 @@ from slipstream.pricing import key as key_of
 
 _WRITE, _HEAR, _PLAY, _RUN = "answers", "draft models", "rehearsal", "runs"
 _LIKELY = 20  # tokens whose probabilities are kept; what is left out has little at usual temperatures
+_WRITE_SHARE = 0.4  # of the time that may be spent: for the answers
 _PLAY_S = 0.5  # seconds that a rehearsal of one answer is thought to take
 
 
@@ -122,6 +123,9 @@ class Advisor:
             for work in works:
                 if self.stopped():
                     return
+                if self.items and self.progress.spent_s > _WRITE_SHARE * self.settings.budget_s:
+                    self.left_out.append(("the rest of the prompts", "answering them would take too long"))
+                    break
                 request = work.request(engine, max_tokens=self.settings.max_tokens, sampling=self.settings.sampling)
                 prompt = measure.prompt_ids(engine, request)
                 if len(prompt) >= engine.model.caps.n_ctx:

@@ -16,9 +16,10 @@ from slipstream.advise.measure import Work
 from slipstream.drafters.corpus_files import text_files
 
 LANGUAGES = {
-    ".py": "python", ".js": "javascript", ".ts": "typescript", ".tsx": "tsx", ".jsx": "jsx", ".java": "java", ".go": "go",
-    ".rs": "rust", ".c": "c", ".h": "c", ".cpp": "cpp", ".hpp": "cpp", ".cc": "cpp", ".cs": "csharp", ".rb": "ruby",
-    ".php": "php", ".swift": "swift", ".kt": "kotlin", ".scala": "scala", ".sh": "bash", ".lua": "lua", ".sql": "sql",
+    ".py": "python", ".js": "javascript", ".ts": "typescript", ".tsx": "tsx", ".jsx": "jsx", ".java": "java",
+    ".go": "go", ".rs": "rust", ".c": "c", ".h": "c", ".cpp": "cpp", ".hpp": "cpp", ".cc": "cpp", ".cs": "csharp",
+    ".rb": "ruby", ".php": "php", ".swift": "swift", ".kt": "kotlin", ".scala": "scala", ".sh": "bash", ".lua": "lua",
+    ".sql": "sql",
 }  # fmt: skip
 MOST = 24
 _SHORT, _EDITED, _SHOWN = 400, 6000, 4000  # characters: shortest file, longest that is rewritten, most of it shown

@@ -86,8 +86,8 @@ def conclude(
         machine=cpu_model(),
         workload=_workload(advisor, source, count),
         settings=parts.Settings(
-            max_tokens=s.max_tokens, runs=max((len(advisor.runs(i, list(measured))) for i in advisor.items), default=0)
-            if measured else 0,
+            max_tokens=s.max_tokens,
+            runs=max((len(advisor.runs(i, [d])) for d in measured for i in advisor.items), default=0),
             seed=s.seed, temperature=s.temperature, threads=s.threads, corpus=list(map(str, s.corpus)),
             what_if=list(prices.notes),
         ),
@@ -122,7 +122,7 @@ def _predicted(o: Outcome) -> _Part:
 
 def _parts(advisor: Advisor, draft: str) -> list[_Part]:
     """Each prompt's rounds together, against plain decoding of the same rounds."""
-    every = [(item, advisor.runs(item, advisor.tried)) for item in advisor.items]
+    every = [(item, advisor.runs(item, [draft])) for item in advisor.items]
     return [_part(item, [(r[PLAIN], r[draft]) for r in rounds]) for item, rounds in every if rounds]
 
 

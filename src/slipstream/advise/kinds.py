@@ -25,12 +25,18 @@ class Rule:
     given: str = ""  # "", "code" or "text"
 
 
-_CHANGE = r"\b(re-?write|refactor|rename|modify|change|fix|edit|replace|add|remove|convert|update|port|extend|translate|turn)\b|修改|重构|修复|改写|重命名|添加"
-_CODE = (
-    r"\b(function|class|method|script|program|code|module|unit tests?|regex|algorithm|decorator|python|javascript|typescript"
-    r"|java|rust|golang|c\+\+|bash|implement)\b|函数|代码|脚本|程序|实现|编写一个类"
+_CHANGE = (
+    r"\b(re-?write|refactor|rename|modify|change|fix|edit|replace|add|remove|convert|update|port|extend|translate|turn)\b"
+    r"|修改|重构|修复|改写|重命名|添加"
 )
-_WRITE = r"\b(write|create|implement|make|give|generate|complete|produce|show|turn|reply|return|convert|extract|list)\b|写|编写|生成|实现|给出|补全"
+_CODE = (
+    r"\b(function|class|method|script|program|code|module|unit tests?|regex|algorithm|decorator|python|javascript"
+    r"|typescript|java|rust|golang|c\+\+|bash|implement)\b|函数|代码|脚本|程序|实现|编写一个类"
+)
+_WRITE = (
+    r"\b(write|create|implement|make|give|generate|complete|produce|show|turn|reply|return|convert|extract|list)\b"
+    r"|写|编写|生成|实现|给出|补全"
+)
 RULES: tuple[Rule, ...] = (
     Rule(CODE_EDIT, "brings code and asks for a change", (_CHANGE,), "code"),
     Rule(TRANSLATION, "asks for a translation", (r"\btranslat(e|ion|ing)\b|翻译|译成|译为",)),
@@ -62,7 +68,8 @@ RULES: tuple[Rule, ...] = (
         CREATIVE,
         "asks for a story, a poem or the like",
         (
-            r"\b(story|poem|dialogue|haiku|sonnet|lyrics|fairy tale|legend|novel|monologue|limerick|fable|scene|imaginary|invent)\b"
+            r"\b(story|poem|dialogue|haiku|sonnet|lyrics|fairy tale|legend|novel|monologue|limerick|fable|scene"
+            r"|imaginary|invent)\b"
             r"|故事|诗|小说|童话|歌词|想象|描写",
         ),
     ),
@@ -70,7 +77,9 @@ RULES: tuple[Rule, ...] = (
         MATHS,
         "asks for a calculation",
         (
-            r"\b(calculate|compute|solve|how (many|much|long|far)|step by step|when does|what is the (area|sum|total|average|speed|price|chance)|probability|per ?cent)\b|%|计算|求解|多少|概率",
+            r"\b(calculate|compute|solve|how (many|much|long|far)|step by step|when does"
+            r"|what is the (area|sum|total|average|speed|price|chance)|probability|per ?cent)\b"
+            r"|%|计算|求解|多少|概率",
             r"\d",
         ),
     ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import sys
@@ -15,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from slipstream.advise.advice import ALL, Advice, Candidate, Decision, ModelFacts, Prices, Speed, Verdict
 from slipstream.core.cost import Curve
 from slipstream.errors import InputError, SlipstreamError, UnknownName
+from slipstream.files import write_whole
 from slipstream.hub import cache, resolve
 
 if sys.version_info >= (3, 11):
@@ -107,8 +107,8 @@ class Origin(_Part):
 
 
 class Plan(_Part):
-    """`draft` is what --draft takes ("none": plain decoding); without a `k` each step is priced; `corpus` holds paths as
-    they were given; `threads` 0 is one a core.
+    """`draft` is what --draft takes ("none": plain decoding); without a `k` each step is priced; `corpus` holds paths
+    as they were given; `threads` 0 is one a core.
 
     `draft_length` is for engines that draft a fixed number of tokens, see `fixed_length`; 0: there it would not pay.
     """
@@ -219,14 +219,7 @@ def text(plan: Plan, name: str = "plan.toml") -> str:
 
 def write(plan: Plan, path: Path) -> None:
     """A reader sees the old file or the new one. Raises InputError when it cannot be written."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}.new")
-    try:
-        fresh.write_text(text(plan, path.name), encoding="utf-8")
-        os.replace(fresh, path)
-    except OSError as e:
-        raise InputError(f"cannot write {path}: {e.strerror}", "choose another file") from e
-    finally:
-        fresh.unlink(missing_ok=True)
+    write_whole(path, text(plan, path.name))
 
 
 def read(path: Path) -> Plan:

@@ -53,7 +53,7 @@ class Loaded:
 
 
 def load(source: str | Path) -> Loaded:
-    """Read "builtin", a JSON Lines file or a folder. Raises InputError when it cannot be read or holds nothing usable."""
+    """Read "builtin", a JSON Lines file or a folder. Raises InputError when it cannot be read or holds no prompt."""
     if str(source) == BUILTIN:
         from slipstream.data import suite
 

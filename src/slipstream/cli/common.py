@@ -14,6 +14,7 @@ from rich.console import Console
 
 from slipstream.cli.options import EngineOptions
 from slipstream.errors import InputError
+from slipstream.files import write_whole as write_whole
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -124,15 +125,3 @@ def check_writable(path: Path | None) -> None:
     """Raises InputError now, before long work, when a file could not be written afterwards."""
     if path is not None and (not os.access(path.parent, os.W_OK) or path.is_dir()):
         raise InputError(f"cannot write {path}", "choose a file in a folder that exists and can be written")
-
-
-def write_whole(path: Path, text: str) -> None:
-    """A reader sees the old file or the new one, never half of it."""
-    fresh = path.with_name(f".{path.name}.{os.getpid()}.new")
-    try:
-        fresh.write_text(text, encoding="utf-8")
-        os.replace(fresh, path)
-    except OSError as e:
-        raise InputError(f"cannot write {path}: {e.strerror}", "choose another file") from e
-    finally:
-        fresh.unlink(missing_ok=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 import platformdirs
 
 from slipstream.errors import DiskShortage, ResourceError
+from slipstream.files import replace_whole
 from slipstream.hub.catalog import Entry
 
 try:
@@ -94,12 +95,7 @@ def read_json(path: Path) -> object:
 
 def write_json(path: Path, value: object) -> None:
     """Writes JSON so that a reader sees the old file or the new one, never half of it."""
-    fresh = beside(path, ".new")
-    try:
-        fresh.write_text(json.dumps(value), encoding="utf-8")
-        os.replace(fresh, path)
-    finally:
-        fresh.unlink(missing_ok=True)
+    replace_whole(path, json.dumps(value))
 
 
 def sha256_of(path: Path) -> str:

@@ -1,7 +1,7 @@
 """Other forms of a GGUF model: requantised, with layers left out.
 
-Of a draft model only what it guesses may get worse, never the text, for the target checks every guess. Of a target it is
-the text that changes: `slipstream matrix` says by how much.
+Of a draft model only what it guesses may get worse, never the text, for the target checks every guess. Of a target it
+is the text that changes: `slipstream matrix` says by how much.
 """
 
 from __future__ import annotations
