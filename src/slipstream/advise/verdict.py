@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from slipstream.advise.advice import ALL, Decision, Speed, Verdict
 from slipstream.advise.candidates import PLAIN, Candidate
-from slipstream.advise.interval import ENOUGH as ENOUGH
 from slipstream.advise.interval import Ratio
 
 WORTH = 1.05  # a gain below this is not worth the memory and the trouble
