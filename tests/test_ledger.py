@@ -91,3 +91,12 @@ def test_an_account_never_says_nonsense(steps: list[tuple[int, float, bool]]) ->
     for tokens, seconds, bet in steps:
         ledger.book(tokens, seconds, PLAIN, bet)
         assert 0.0 <= ledger.margin(PLAIN) <= 3.0 and ledger.rate() > 0.0 and ledger.probe_s <= 10 * PLAIN
+
+
+def test_another_text_starts_with_the_account_but_not_with_the_rates() -> None:
+    ledger = Ledger()
+    for _ in range(30):
+        ledger.book(4, 2 * PLAIN, PLAIN, bet=True, idle=["model"])
+    assert ledger.rate() > 15 and ledger.rate("model") > 15
+    ledger.begin()
+    assert ledger.rate() == ledger.rate("model") == 0.0 and ledger.affords(5 * PLAIN)

@@ -22,6 +22,11 @@ class Ledger:
         self._bank: float | None = None
         self.probe_s = 0.0  # credit for probes
 
+    def begin(self) -> None:
+        """Another text: how fast the last one went says nothing of what a token is worth now. The account stays."""
+        self._tokens = self._seconds = 0.0
+        self._without.clear()
+
     def rate(self, without: str = "") -> float:
         """Tokens per second of late; `without` a drafter: of the steps in which it was not asked."""
         tokens, seconds = self._without.get(without, (0.0, 0.0)) if without else (self._tokens, self._seconds)

@@ -74,6 +74,8 @@ class Priced:
         self.calibration.begin(slot)
         self._reach.pop(slot, None)
         self._steps[slot] = 0
+        if self._plain[0] == 1:  # nobody else is at work
+            self.ledger.begin()
         for key in [k for k in self._hope if k[0] == slot]:  # the next text begins with what is usual by now
             usual = self._usual.get(key[1], _HOPE)
             moved = [u + _USUAL * (h - u) for u, h in zip(usual, self._hope.pop(key), strict=True)]
