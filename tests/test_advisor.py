@@ -14,6 +14,7 @@ import pytest
 
 import tiny_models
 from slipstream.advise import evidence as keeping
+from slipstream.advise import plan
 from slipstream.advise.advice import Advice
 from slipstream.advise.advisor import Advisor, Item, Settings
 from slipstream.advise.candidates import Candidate, candidates
@@ -147,6 +148,39 @@ def test_the_same_data_give_the_same_advice_and_no_seed_moves_a_verdict(smollm2:
         assert other["verdicts"] == first["verdicts"] and other["chosen"] == first["chosen"]
 
 
+def test_what_was_stopped_early_is_not_held_against_the_rest(smollm2: Path) -> None:
+    """The model was run on the edits alone, where it shines; on chat it would have lost."""
+    found = advisor({"code editing": (1.6, 2.4), "chat": (1.0, 0.85)})
+    for item in found.items:
+        if item.kind == "chat":
+            del found.evidence.rounds[item.key][0][WAYS[1].draft]
+    advice = concluded(found)
+    assert advice.chosen == "suffix" and advice.overall.prompts == 12
+    cell = advice.cell(WAYS[1].draft, "code editing")
+    assert cell is not None and cell.measured is not None and cell.prompts == 6
+    found = advisor({"code editing": (1.6, 2.4), "chat": (1.0, 0.85)})
+    del found.evidence.rounds["0"][0][WAYS[1].draft]  # one prompt less: both are judged on what both have
+    assert concluded(found).overall.prompts == 11
+
+
+def test_all_figures_are_of_the_same_mix(smollm2: Path) -> None:
+    found = advisor({"code editing": (1.6, 2.4), "chat": (0.9, 0.85)})
+    chats = [Work("chat", f"more {i}", why="as given") for i in range(594)]
+    found.loaded = replace(found.loaded, cut_from=[*found.loaded.works, *chats])
+    speed = concluded(found).overall.speed
+    assert speed.tps is not None and speed.plain_tps is not None
+    assert speed.tps / speed.plain_tps == pytest.approx(speed.speedup, rel=1e-6)
+    assert speed.acceptance_rate is not None and speed.break_even is not None
+    assert (speed.acceptance_rate > speed.break_even) == (speed.speedup > 1)
+
+
+def test_a_way_whose_text_differs_is_never_chosen(smollm2: Path) -> None:
+    found = advisor({"chat": (1.3, 1.6)})
+    rounds = found.evidence.rounds["0"][0]
+    rounds[WAYS[1].draft] = replace(rounds[WAYS[1].draft], texts="mismatch")
+    assert concluded(found).chosen == "none"
+
+
 def test_texts_of_the_user_stay_out_of_a_redacted_advice(smollm2: Path) -> None:
     found = advisor({"chat": (1.5, 1.2)})
     found.evidence.rounds["0"][0]["suffix"] = replace(
@@ -173,6 +207,25 @@ def test_stopped_before_the_runs_it_says_that_it_only_predicts(smollm2: Path) ->
 
 
 # -- evidence ----------------------------------------------------------------------------------------------------------
+
+
+def test_damaged_evidence_is_as_good_as_none(tmp_path: Path) -> None:
+    found = advisor({"a": (1.3, 0.8)}).evidence
+    found.path = tmp_path / "e.json"
+    found.write()
+    value = json.loads(found.path.read_text())
+    value["curves"][TARGET]["sizes"] = [5]
+    found.path.write_text(json.dumps(value))
+    assert Evidence.read(found.path).rounds == {}
+
+
+def test_another_file_or_corpus_under_the_same_name_is_run_anew() -> None:
+    found = advisor({"a": (1.3, 0.8)}).evidence
+    found.recognise(MODEL, "one")
+    assert WAYS[1].draft in found.rounds["0"][0]
+    found.recognise(MODEL, "two")
+    assert WAYS[1].draft not in found.rounds["0"][0] and "suffix" in found.rounds["0"][0]
+    assert MODEL not in found.curves
 
 
 def test_evidence_is_read_as_it_was_written(tmp_path: Path) -> None:
@@ -267,7 +320,7 @@ def test_it_advises_resumes_and_is_asked_again(home: Path, capsys: Any) -> None:
     assert {c["draft"] for c in first["cells"]} == {"suffix", "suffix,recycle"}
     assert all(c["measured"] and c["texts"] in ("identical", "near tie") for c in first["cells"])
     assert first["target"]["memory"]["measured"] > 0 and first["target_prices"]["seconds"][0] > 0
-    assert "left)" in err and first["chosen"] in (home / "plan.toml").read_text()
+    assert "left)" in err and plan.read(home / "plan.toml").draft == first["chosen"]
     assert "<html" in (home / "r.html").read_text() and "counting" in (home / "r.md").read_text()
 
     code, again, err = advise(capsys, "--workload", str(file), "--resume")
@@ -297,6 +350,38 @@ def test_what_cannot_be_used_is_left_out_with_the_reason(home: Path, capsys: Any
     reasons = " ".join(f"{where}: {why}" for where, why in found["workload"]["left_out"])
     assert "line 3: not JSON" in reasons and "the context holds" in reasons
     assert found["workload"]["used"] == {"chat": 2}
+
+
+def test_one_prompt_that_cannot_be_used_costs_only_itself(home: Path, capsys: Any) -> None:
+    file = workload(
+        home, {"kind": "gap", "middle": ["", "the end"]}, {"kind": "chat", "prompt": "Say hello."},
+        {"kind": "chat", "prompt": "Say good night."},
+    )  # fmt: skip
+    code, found, err = advise(capsys, "--workload", str(file), "--candidates", "suffix")
+    assert code in (0, 1) and found["workload"]["used"] == {"chat": 2}, err
+    assert ["a prompt (gap)", "it is empty"] in found["workload"]["left_out"]
+
+
+def test_where_nothing_can_be_used_it_says_why(home: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    recurrent = tiny_models.mamba(home / "mamba.gguf")
+    ask = ["advise", "-m", MODEL, "--workload", str(workload(home))]
+    assert_refused([*ask, "--candidates", str(recurrent)], "no way to draft is left", capsys, monkeypatch)
+    long = workload(home, {"prompt": "word " * 9000})
+    assert_refused(["advise", "-m", MODEL, "--workload", str(long)], "the context holds", capsys, monkeypatch)
+
+
+def test_no_folder_of_this_machine_is_passed_on(home: Path, smollm2: Path, capsys: Any) -> None:
+    folder = home / "someone" / "private"
+    folder.mkdir(parents=True)
+    (folder / "draft.gguf").symlink_to(smollm2)
+    file = workload(folder)
+    outputs = ["--out", str(home / "a.json"), "--html", str(home / "r.html"), "--plan", str(home / "p.toml")]
+    ways = f"suffix;suffix,{folder / 'draft.gguf'} k=2"
+    _, found, err = advise(capsys, "--workload", str(file), "--candidates", ways, "--redact", *outputs)
+    for text in (json.dumps(found), (home / "a.json").read_text(), (home / "r.html").read_text()):
+        assert "someone" not in text and "draft.gguf k=2" in text, err
+    if found["chosen"] != "suffix":  # a plan has to find its files again
+        assert str(folder) in (home / "p.toml").read_text()
 
 
 def test_a_draft_model_without_memory_is_left_out(home: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,9 +418,10 @@ def test_where_answers_take_too_long_fewer_prompts_are_asked(home: Path, capsys:
 def test_a_draft_model_is_heard_and_run(home: Path, capsys: Any) -> None:
     """The target as its own draft model: each of its guesses is right, and the rehearsal says so too."""
     _, found, err = advise(
-        capsys, "--workload", str(workload(home)), "--candidates", f"{MODEL}", "--temperature", "0.7"
+        capsys, "--workload", str(workload(home)), "--candidates", f"{MODEL} k=2", "--temperature", "0.7"
     )
     cells = [c for c in found["cells"] if c["measured"]["acceptance_rate"] is not None]
+    assert len(cells) == 2
     assert found["drafts"][MODEL]["memory"]["measured"] is not None, err
     for cell in cells:
         assert cell["measured"]["acceptance_rate"] == 1.0 and cell["texts"] == "identical"
@@ -437,12 +523,14 @@ def test_stopped_before_anything_is_known(home: Path, capsys: Any, monkeypatch: 
         (["--lang", "xx"], "unknown language"),
         (["--temperature", "-1"], "temperature"),
         (["--out", "/no/such/folder/x.json"], "cannot write"),
+        (["--out", "TWICE", "--html", "TWICE"], "named twice"),
+        (["--png", "EMPTY"], "is a file"),
     ],
 )
 def test_bad_input(args: list[str], words: str, home: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     empty = home / "empty.jsonl"
     empty.write_text("\n")
-    args = [str(empty) if a == "EMPTY" else a for a in args]
+    args = [{"EMPTY": str(empty), "TWICE": str(home / "x")}.get(a, a) for a in args]
     assert_refused(["advise", "-m", MODEL, *args], words, capsys, monkeypatch)
 
 

@@ -6,9 +6,11 @@ import functools
 
 import pytest
 
+from slipstream.core.cost import Prices
 from slipstream.core.ledger import PROBE_SHARE
 from slipstream.core.policy import Off
-from slipstream.core.priced import _READ_LEAST, _READ_SHARE
+from slipstream.core.ports import Room, Source
+from slipstream.core.priced import _READ_LEAST, _READ_SHARE, Priced
 from slipstream.generation import Request
 from virtual import CURVES, Batch, Bench, batch, guessing, text
 
@@ -114,3 +116,15 @@ def test_a_backlog_is_read_within_its_share(name: str, share: float, n: int) -> 
             assert run.seconds(1, n) <= plainly.seconds(1, n) + 3 * CURVES[name].at(1, 3000)
         if n > FROM:
             assert run.seconds(FROM, n) <= plainly.seconds(FROM, n) / 0.98, p
+
+
+@pytest.mark.parametrize(("active", "kept"), [(1, False), (2, True)])
+def test_rates_are_forgotten_only_by_a_text_that_is_alone(active: int, kept: bool) -> None:
+    policy, source = Priced(Prices(CURVES["flat"])), Source("suffix")
+    policy.ledger.book(4, 0.04, 0.03, bet=True)
+    policy.begin(1)
+    policy.want(Room(1, 10, 50, active=active), source, ())
+    assert (policy.ledger.rate() > 0) == kept
+    policy.ledger.book(4, 0.04, 0.03, bet=True)
+    policy.want(Room(1, 14, 46), source, ())
+    assert policy.ledger.rate() > 0, "only at its beginning"

@@ -41,6 +41,30 @@ def test_credentials_in_an_address_are_masked() -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "secret"),
+    [
+        ('SECRET_KEY = "django-insecure-x$%3&*abc"', "insecure"),
+        ("DB_PASSWORD_PROD=hunter2", "hunter2"),
+        ("MYSQL_PWD=hunter2", "hunter2"),
+        ("pwd=hunter22", "hunter22"),
+        ("AWS_SECRET_ACCESS_KEY=abcd/efgh+ijkl", "efgh"),
+        ("Authorization: Basic dXNlcjpwYXNz", "dXNl"),
+        ('token => "abc123"', "abc123"),
+        ("password='p,ss;word'", "ss;word"),
+        ("<password>hunter2</password>", "hunter2"),
+        ("密码：hunter2", "hunter2"),
+        ('"password": "correct horse battery staple"', "staple"),
+        ("postgres://user:p@ss@host/db", "ss@host"),
+        ('PASSWORD: str = "hunter2"', "hunter2"),
+        ("my password is hunter2", "hunter2"),
+    ],
+)
+def test_secrets_in_their_usual_places(text: str, secret: str) -> None:
+    assert secret not in mask(f"a line before\n{text}\na line behind")
+    assert mask(f"a line before\n{text}\na line behind").endswith("\na line behind")
+
+
+@pytest.mark.parametrize(
     "text",
     [
         "def token_bucket(rate, per): return rate / per",

@@ -18,6 +18,7 @@ import pytest
 from slipstream.advise import tune
 from slipstream.advise.compare import compare
 from slipstream.advise.measure import Work
+from slipstream.advise.rehearse import Script
 from slipstream.advise.replay import Forecast
 from slipstream.advise.scale import Scale
 from slipstream.cli.app import main
@@ -184,7 +185,7 @@ def listener(smollm2: Path) -> Iterator[Engine]:
         yield engine
 
 
-def texts_of(engine: Engine, max_tokens: int = 24) -> list[tune.Text]:
+def texts_of(engine: Engine, max_tokens: int = 24) -> list[Script]:
     return list(tune.write(engine, [Work("list", SAMPLE), Work("chat", "Say hello to a cat.")], max_tokens))
 
 

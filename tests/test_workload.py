@@ -208,3 +208,30 @@ def test_a_gap_is_asked_for_in_the_models_own_way() -> None:
     assert work.request(Fim(None)).prompt == "ab"  # type: ignore[arg-type]
     assert Work("", "x", raw=True).request(Fim(None)).prompt == "x"  # type: ignore[arg-type]
     assert Work("", "x").request(Fim(None)).messages == [{"role": "user", "content": "x"}]  # type: ignore[arg-type]
+
+
+def test_other_line_separators_belong_to_the_text(tmp_path: Path) -> None:
+    file = tmp_path / "w.jsonl"
+    lines = [json.dumps({"prompt": "one\u2028two\u0085three"}, ensure_ascii=False), json.dumps({"prompt": "four"})]
+    file.write_text("\ufeff" + "\n".join(lines), encoding="utf-8")
+    loaded = load(file)
+    assert [work.prompt for work in loaded.works] == ["one\u2028two\u0085three", "four"] and not loaded.bad
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"), [("all", "stands for all"), ("x" * 41, "up to 40"), ("  ", "up to 40"), (5, "up to 40")]
+)
+def test_kinds_that_cannot_be(kind: Any, words: str, tmp_path: Path) -> None:
+    loaded = load(written(tmp_path, {"kind": kind, "prompt": "x"}, {"kind": "mine", "prompt": "y"}))
+    assert len(loaded.bad) == 1 and words in loaded.bad[0][1] and loaded.mix == {"mine": 1}
+
+
+def test_secrets_do_not_hide_in_names(tmp_path: Path) -> None:
+    file = written(tmp_path, {"kind": "ann@example.org", "prompt": "x"}, {"my mail is ann@x.org": 1, "prompt": "y"})
+    loaded = load(file)
+    assert loaded.works[0].kind == "█████" and loaded.bad == [("line 2", "unknown key")]
+
+
+def test_a_file_of_one_line_gives_no_task(tmp_path: Path) -> None:
+    (tmp_path / "min.js").write_text("function f(a){return a+1};" * 40)
+    assert tasks(tmp_path)[0] == []

@@ -15,6 +15,7 @@ from slipstream.errors import InputError
 
 FORMAT = 1
 Decision = Literal["on", "not worth it", "off", "too few prompts"]
+Texts = Literal["identical", "near tie", "mismatch", "not compared"]
 ALL = "all"  # the kind of the verdict on the whole workload
 
 
@@ -93,7 +94,7 @@ class Cell(_Part):
     prompts: int
     predicted: Speed
     measured: Speed | None = None
-    texts: Literal["identical", "near tie", "mismatch", "not compared"] = "not compared"
+    texts: Texts = "not compared"
 
 
 class Verdict(_Part):
@@ -175,7 +176,7 @@ class Advice(_Part):
     accuracy: Accuracy | None = None
     sample: Sample | None = None
     interrupted: bool = False
-    reproduce: str  # the command
+    reproduce: str  # the command; its files were named as the user named them
     provenance: dict[str, Any]
 
     def cell(self, draft: str, kind: str) -> Cell | None:

@@ -5,7 +5,9 @@ What is found out is in `evidence`, step by step; conclude.py makes an advice of
 
 from __future__ import annotations
 
+import hashlib
 import random
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,19 +15,20 @@ from pathlib import Path
 import numpy as np
 
 from slipstream.advise import measure
-from slipstream.advise.candidates import PLAIN, Candidate
+from slipstream.advise.candidates import CORPUS, PLAIN, Candidate
 from slipstream.advise.evidence import TARGET, Evidence, Run, key
 from slipstream.advise.lineup import Lineup, resident
 from slipstream.advise.listen import listen
 from slipstream.advise.progress import Progress
 from slipstream.advise.rehearse import Outcome, Rehearsal, Script
+from slipstream.advise.secrets import mask
 from slipstream.advise.workload import Loaded
 from slipstream.core.cost import Curve
 from slipstream.core.sequence import Token
 from slipstream.core.types import SamplingParams
 from slipstream.drafters.corpus_files import Corpus
 from slipstream.engine import Engine
-from slipstream.errors import SlipstreamError
+from slipstream.errors import InputError, SlipstreamError
 from slipstream.generation import Request, Result
 from slipstream.opening import Files, OpenOptions, curve_of, draft_options, fit, load_model, memory_plan, read_corpus
 from slipstream.pricing import key as key_of
@@ -83,6 +86,7 @@ class Advisor:
     items: list[Item] = field(default_factory=list)
     tried: list[str] = field(default_factory=list)  # ways that were run for real
     corpus: Corpus | None = None
+    _steps: list[tuple[float, int]] = field(default_factory=list)  # of each answer: seconds beside forwards, and steps
 
     @property
     def options(self) -> OpenOptions:
@@ -119,41 +123,53 @@ class Advisor:
             self._expect(curve, len(works))
             if self.settings.corpus:
                 self.corpus = read_corpus(self.settings.corpus, engine.tokenizer.encode)
-            steps: list[tuple[float, int]] = []
+                self.evidence.recognise(CORPUS, hashlib.sha256(self.corpus.tokens.tobytes()).hexdigest())
             for work in works:
                 if self.stopped():
                     return
                 if self.items and self.progress.spent_s > _WRITE_SHARE * self.settings.budget_s:
                     self.left_out.append(("the rest of the prompts", "answering them would take too long"))
                     break
-                request = work.request(engine, max_tokens=self.settings.max_tokens, sampling=self.settings.sampling)
-                prompt = measure.prompt_ids(engine, request)
-                if len(prompt) >= engine.model.caps.n_ctx:
-                    n, most = len(prompt), engine.model.caps.n_ctx
-                    self.left_out.append(
-                        (f"a prompt ({work.kind})", f"it has {n} tokens, and the context holds {most}")
-                    )
-                    continue
-                name = key(prompt, self.settings.max_tokens, self.settings.sampling)
-                if name not in self.evidence.answers or (self.drawn and name not in self.evidence.likely):
-                    self.progress.begin()
-                    asked = replace(request, logprobs=_LIKELY) if self.drawn else request
-                    result = measure.run(engine, asked, stopped=self.stopped)
-                    if result.finish_reason == "cancelled":
-                        return
-                    steps.append((result.stats.draft_s + result.stats.verify_s, result.stats.steps))
-                    self.evidence.answers[name] = list(result.ids)
-                    if self.drawn:
-                        self.evidence.likely[name] = [_likely(t, self.settings.temperature) for t in result.tokens]
-                    self.evidence.overhead_s = sum(s for s, _ in steps) / max(sum(n for _, n in steps), 1)
-                    self.evidence.write()
-                self.progress.done(_WRITE, work.kind)
-                said = self.evidence.answers[name]
-                if len(said) > 1:
-                    self.items.append(Item(work.kind, name, request, Script(work.kind, prompt, said)))
-                else:
-                    self.left_out.append((f"a prompt ({work.kind})", "the model answers with one token or none"))
+                why = self._take(engine, work)
+                if why:
+                    self.left_out.append((f"a prompt ({work.kind})", mask(why)))
             self.evidence.memory.setdefault(TARGET, resident() - before)
+
+    def _take(self, engine: Engine, work: measure.Work) -> str:
+        """One prompt and its answer; why it cannot be used, or nothing."""
+        try:
+            request = work.request(engine, max_tokens=self.settings.max_tokens, sampling=self.settings.sampling)
+            prompt = measure.prompt_ids(engine, request)
+        except InputError as e:  # such as a chat that the model's template does not take
+            return e.message
+        most = engine.model.caps.n_ctx
+        if not 0 < len(prompt) < most:
+            return f"it has {len(prompt)} tokens, and the context holds {most}" if prompt else "it is empty"
+        name = key(prompt, self.settings.max_tokens, self.settings.sampling)
+        if name not in self.evidence.answers or (self.drawn and name not in self.evidence.likely):
+            self.progress.begin()
+            if not self._answer(engine, name, request):
+                return ""
+        self.progress.done(_WRITE, work.kind)
+        said = self.evidence.answers[name]
+        if len(said) < 2:
+            return "the model answers with one token or none"
+        self.items.append(Item(work.kind, name, request, Script(work.kind, prompt, said)))
+        return ""
+
+    def _answer(self, engine: Engine, name: str, request: Request) -> bool:
+        """Have it answered, and keep the answer; False when stopped before its end."""
+        asked = replace(request, logprobs=_LIKELY) if self.drawn else request
+        result = measure.run(engine, asked, stopped=self.stopped)
+        if result.finish_reason == "cancelled":
+            return False
+        self._steps.append((result.stats.draft_s + result.stats.verify_s, result.stats.steps))
+        self.evidence.overhead_s = sum(s for s, _ in self._steps) / max(sum(n for _, n in self._steps), 1)
+        self.evidence.answers[name] = list(result.ids)
+        if self.drawn:
+            self.evidence.likely[name] = [_likely(t, self.settings.temperature) for t in result.tokens]
+        self.evidence.write()
+        return True
 
     def _expect(self, curve: Curve, n: int) -> None:
         """What is to come, with what it would take in plain decoding at most."""
@@ -215,8 +231,6 @@ class Advisor:
         """Every way over every answer, in order of the items; other prices than the measured ones may be given."""
         outcomes = {}
         for way in self.usable:
-            if self.stopped():
-                break
             curves = self.evidence.curves if drafts is None else drafts
             price = curves.get(way.model) if way.model else None
             heard = self.evidence.heard.get(way.model or "", {})
@@ -230,7 +244,7 @@ class Advisor:
             for item in self.items:
                 own = heard.get(item.key)
                 if own is not None and way.drawn and self.drawn:
-                    own = own.drawn(item.script.said, self.settings.seed)
+                    own = own.drawn(item.script.said, self.settings.seed, int(item.key, 16))
                 found.append(rehearsal.play(item.script, own))
                 self.progress.done(_PLAY, way.draft)
             outcomes[way.draft] = found
@@ -240,8 +254,12 @@ class Advisor:
         """The ways that are worth running: those predicted to be fastest over all answers, and the best one that needs
         no model, which is what remains where draft models do not pay."""
 
+        used = Counter(item.kind for item in self.items)
+        weight = {kind: self.loaded.mix[kind] / n for kind, n in used.items()}
+
         def speed(way: Candidate) -> float:
-            return sum(o.plain_s for o in outcomes[way.draft]) / sum(o.seconds for o in outcomes[way.draft])
+            own = outcomes[way.draft]
+            return sum(weight[o.kind] * o.plain_s for o in own) / sum(weight[o.kind] * o.seconds for o in own)
 
         ways = sorted((w for w in self.usable if outcomes.get(w.draft)), key=speed, reverse=True)
         taken = ways[: self.settings.real]
@@ -255,6 +273,8 @@ class Advisor:
     def run(self, ways: Sequence[Candidate]) -> None:
         """Plain decoding and these ways in turn, each prompt once in a round; where time runs out, it stops."""
         for group in self._groups(ways):
+            if self.stopped() or self.progress.spent_s > self.settings.budget_s:
+                return
             self.tried += [way.draft for way in group]
             if self._missing(group):
                 with Lineup(self.target, group, self.options, self.corpus) as lineup:

@@ -44,6 +44,8 @@ def tasks(folder: Path, most: int = MOST) -> tuple[list[Work], list[tuple[str, s
 
 def _of(file: Path, text: str) -> Iterator[Work]:
     cut = _line_start(text, min(len(text), _SHOWN) * 3 // 5)
+    if not cut:  # one long line, as programs write them
+        return
     yield Work(kinds.COMPLETION, text[:cut], raw=True, why="completes a file of the folder")
     end = _line_start(text, min(cut + 400, len(text)))
     if end > cut:

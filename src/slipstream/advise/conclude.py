@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from slipstream.advise import advice as parts
-from slipstream.advise.advice import ALL, Advice, Cell, Speed
+from slipstream.advise.advice import ALL, Advice, Cell, Speed, Texts
 from slipstream.advise.advisor import Advisor, Item
 from slipstream.advise.candidates import PLAIN, Candidate
 from slipstream.advise.evidence import TARGET, Run
@@ -23,6 +24,8 @@ from slipstream.models.gguf import read_header
 from slipstream.models.memory import MemoryPlan
 from slipstream.opening import Files, memory_plan
 
+_TEXTS: tuple[Texts, ...] = ("mismatch", "near tie", "identical", "not compared")  # the worst one counts
+_MOST = 0.8  # of the prompts: a way that was run on fewer is not judged
 Outcomes = Mapping[str, Sequence[Outcome]]
 
 
@@ -39,6 +42,7 @@ class Prices:
 class _Part:
     """One prompt, plain and drafted: seconds of decoding for the same tokens, and counts of the drafted one."""
 
+    key: str
     kind: str
     plain_s: float
     seconds: float
@@ -46,10 +50,10 @@ class _Part:
     steps: int
     verified: int
     accepted: int
-    verified_at: Sequence[int]
-    accepted_at: Sequence[int]
+    verified_at: Sequence[float]
+    accepted_at: Sequence[float]
     first: tuple[float, float] | None = None
-    texts: str = "not compared"
+    texts: Texts = "not compared"
 
 
 def conclude(
@@ -59,24 +63,27 @@ def conclude(
     ways = [way for way in advisor.usable if outcomes.get(way.draft)]
     if not ways:
         raise ValueError("nothing was predicted")
-    predicted = {w.draft: [_predicted(o) for o in outcomes[w.draft]] for w in ways}
-    real = [] if prices.notes else [w for w in ways if w.draft in advisor.tried and _parts(advisor, w.draft)]
-    measured = {w.draft: _parts(advisor, w.draft) for w in real}
+    predicted = {
+        w.draft: [_predicted(i.key, o) for i, o in zip(advisor.items, outcomes[w.draft], strict=True)] for w in ways
+    }
+    tried = {} if prices.notes else {w.draft: _parts(advisor, w.draft) for w in ways if w.draft in advisor.tried}
+    measured = {draft: found for draft, found in tried.items() if found}
     mix = advisor.loaded.mix
     facts = {way.model: _facts(way.model, advisor) for way in ways if way.model}
     taken = {w.draft: facts[w.model].memory.total if w.model and facts[w.model].memory else 0 for w in ways}  # type: ignore[union-attr]
 
-    source_of = measured or predicted
+    judges = _comparable(measured or predicted)
+    count = Counter(p.kind for p in next(iter(judges.values())))
 
     def judged(kind: str) -> list[Judged]:
-        found = [w for w in real or ways if _of(source_of[w.draft], kind)]
+        found = [w for w in ways if _of(judges.get(w.draft, ()), kind)]
         among = len(found)
-        return [Judged(w, taken[w.draft], _speed(source_of[w.draft], kind, mix, among, bool(measured))) for w in found]
+        return [Judged(w, taken[w.draft], _speed(judges[w.draft], kind, mix, among)) for w in found]
 
-    count = {k: sum(p.kind == k for p in next(iter(source_of.values()))) for k in mix}
     chosen, overall = choose(judged(ALL), bool(measured), sum(count.values()))
-    kinds = [k for k in mix if judged(k)]
-    verdicts = [verdict(k, judged(k), bool(measured), count[k], chosen) for k in kinds]
+    if any(p.texts == "mismatch" for p in measured.get(chosen, ())):  # a fault: nobody should be told to use it
+        chosen = PLAIN
+    verdicts = [verdict(k, judged(k), bool(measured), count[k], chosen) for k in mix if count[k]]
     cells = list(_cells(ways, predicted, measured, mix))
     paths = {"target": resolve(advisor.target)} | {f"draft {name}": resolve(name) for name in facts if name}
     s = advisor.settings
@@ -114,10 +121,19 @@ def conclude(
 # -- speeds ------------------------------------------------------------------------------------------------------------
 
 
-def _predicted(o: Outcome) -> _Part:
+def _comparable(found: Mapping[str, Sequence[_Part]]) -> dict[str, list[_Part]]:
+    """The ways that were run on most of the prompts, each with the prompts that all of these have: what was stopped
+    early is not held against the rest."""
+    most = max(len(own) for own in found.values())
+    whole = {draft: own for draft, own in found.items() if len(own) >= _MOST * most}
+    shared = set.intersection(*({p.key for p in own} for own in whole.values()))
+    return {draft: [p for p in own if p.key in shared] for draft, own in whole.items()}
+
+
+def _predicted(key: str, o: Outcome) -> _Part:
     s = o.stats
     at = s.verified_per_position, s.accepted_per_position
-    return _Part(o.kind, o.plain_s, o.seconds, s.emitted, s.steps, s.verified, s.accepted, *at)
+    return _Part(key, o.kind, o.plain_s, o.seconds, s.emitted, s.steps, s.verified, s.accepted, *at)
 
 
 def _parts(advisor: Advisor, draft: str) -> list[_Part]:
@@ -130,24 +146,26 @@ def _part(item: Item, rounds: Sequence[tuple[Run, Run]]) -> _Part:
     plain, own = [p for p, _ in rounds], [o for _, o in rounds]
     tokens = sum(o.tokens for o in own)
     plain_s = sum(p.seconds for p in plain) * tokens / max(sum(p.tokens for p in plain), 1)  # for as many tokens
-    texts = min((o.texts for o in own), key=("mismatch", "near tie", "identical", "not compared").index)
+    texts = min((o.texts for o in own), key=_TEXTS.index)
     return _Part(
-        item.kind, plain_s, sum(o.seconds for o in own), tokens, sum(o.steps for o in own),
+        item.key, item.kind, plain_s, sum(o.seconds for o in own), tokens, sum(o.steps for o in own),
         sum(o.verified for o in own), sum(o.accepted for o in own),
         _sums([o.verified_at for o in own]), _sums([o.accepted_at for o in own]),
         (statistics.median(p.first_token_s for p in plain), statistics.median(o.first_token_s for o in own)), texts,
     )  # fmt: skip
 
 
-def _sums(counts: Sequence[Sequence[int]]) -> list[int]:
-    return [sum(c[i] for c in counts if i < len(c)) for i in range(max(map(len, counts), default=0))]
+def _sums(counts: Sequence[Sequence[float]], weights: Sequence[float] = ()) -> list[float]:
+    """By position, over lists that need not be as long."""
+    weighted = list(zip(counts, weights or [1.0] * len(counts), strict=True))
+    return [sum(w * c[i] for c, w in weighted if i < len(c)) for i in range(max(map(len, counts), default=0))]
 
 
 def _of(found: Sequence[_Part], kind: str) -> list[_Part]:
     return [p for p in found if kind in (ALL, p.kind)]
 
 
-def _speed(every: Sequence[_Part], kind: str, mix: Mapping[str, int], among: int, measured: bool) -> Speed:
+def _speed(every: Sequence[_Part], kind: str, mix: Mapping[str, int], among: int) -> Speed:
     """On one kind, or on ALL as they are mixed; `among` so many ways the best is taken."""
     times: dict[str, list[tuple[float, float]]] = {}
     for p in every:
@@ -155,11 +173,19 @@ def _speed(every: Sequence[_Part], kind: str, mix: Mapping[str, int], among: int
     ratios = Ratios(times, among)
     speedup = ratios.all(mix) if kind == ALL else ratios.of(kind)
     found = _of(every, kind)
-    plain_s, seconds, tokens = (sum(getattr(p, name) for p in found) for name in ("plain_s", "seconds", "tokens"))
-    steps, verified, accepted = (sum(getattr(p, name) for p in found) for name in ("steps", "verified", "accepted"))
+    # Each kind weighs as it does for the user, in every figure.
+    weights = [mix.get(p.kind, 0) / len(times[p.kind]) if kind == ALL else 1.0 for p in found]
+    if not sum(weights):
+        weights = [1.0] * len(found)
+
+    def total(name: str) -> float:
+        return sum(w * float(getattr(p, name)) for p, w in zip(found, weights, strict=True))
+
+    plain_s, seconds, tokens, steps = (total(name) for name in ("plain_s", "seconds", "tokens", "steps"))
+    verified, accepted = total("verified"), total("accepted")
     one = plain_s / tokens if tokens else 0.0  # seconds of a plain token
-    tried, right = _sums([p.verified_at for p in found]), _sums([p.accepted_at for p in found])
-    first = [p.first for p in found if p.first is not None] if measured else []
+    tried, right = _sums([p.verified_at for p in found], weights), _sums([p.accepted_at for p in found], weights)
+    first = [(p.first, w) for p, w in zip(found, weights, strict=True) if p.first is not None]
     return Speed(
         speedup=speedup.value,
         interval=speedup.interval,
@@ -170,9 +196,19 @@ def _speed(every: Sequence[_Part], kind: str, mix: Mapping[str, int], among: int
         break_even=max(seconds / one - steps, 0.0) / verified if verified and one else None,
         mean_acceptance_length=tokens / steps if steps else None,
         by_position=[(right[i] if i < len(right) else 0) / n for i, n in enumerate(tried) if n],
-        plain_first_token_s=statistics.median(p for p, _ in first) if first else None,
-        first_token_s=statistics.median(s for _, s in first) if first else None,
+        plain_first_token_s=_median([(p, w) for (p, _), w in first]),
+        first_token_s=_median([(s, w) for (_, s), w in first]),
     )
+
+
+def _median(weighted: Sequence[tuple[float, float]]) -> float | None:
+    """The value below which half of the weight lies."""
+    half = sum(w for _, w in weighted) / 2
+    for value, w in sorted(weighted):
+        half -= w
+        if half <= 0:
+            return value
+    return None
 
 
 def _cells(
@@ -181,20 +217,18 @@ def _cells(
     measured: Mapping[str, Sequence[_Part]],
     mix: Mapping[str, int],
 ) -> Iterable[Cell]:
+    """A prediction beside a measurement is one on the same prompts."""
     for way in ways:
+        run = {p.key for p in measured.get(way.draft, ())}
         for kind in mix:
-            paper, real = _of(predicted[way.draft], kind), _of(measured.get(way.draft, ()), kind)
-            if not paper:
+            real = _of(measured.get(way.draft, ()), kind)
+            paper = [p for p in predicted[way.draft] if p.key in run] if real else predicted[way.draft]
+            if not _of(paper, kind):
                 continue
-            texts = min(
-                (p.texts for p in real),
-                default="not compared",
-                key=("mismatch", "near tie", "identical", "not compared").index,
-            )
+            texts = min((p.texts for p in real), default=_TEXTS[-1], key=_TEXTS.index)
             yield Cell(
-                draft=way.draft, kind=kind, prompts=len(paper),
-                predicted=_speed(predicted[way.draft], kind, mix, 1, False),
-                measured=_speed(measured[way.draft], kind, mix, 1, True) if real else None, texts=texts,
+                draft=way.draft, kind=kind, prompts=len(_of(paper, kind)), predicted=_speed(paper, kind, mix, 1),
+                measured=_speed(measured[way.draft], kind, mix, 1) if real else None, texts=texts,
             )  # fmt: skip
 
 

@@ -16,9 +16,11 @@ from typing import Any
 
 import numpy as np
 
+from slipstream.advise.advice import Texts
 from slipstream.advise.played import RANKS, Heard
 from slipstream.core.cost import Curve
 from slipstream.core.types import SamplingParams
+from slipstream.errors import InputError
 from slipstream.hub import cache_dir
 from slipstream.hub.cache import read_json, write_json
 
@@ -41,7 +43,7 @@ class Run:
     accepted: int = 0
     verified_at: list[int] = field(default_factory=list)
     accepted_at: list[int] = field(default_factory=list)
-    texts: str = "not compared"
+    texts: Texts = "not compared"
     segments: list[tuple[str, str]] = field(default_factory=list)
 
 
@@ -69,7 +71,7 @@ class Evidence:
         value = read_json(path)
         try:
             return cls._of(path, value) if isinstance(value, dict) and value["format"] == FORMAT else cls(path)
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (KeyError, TypeError, ValueError, AttributeError, InputError):
             return cls(path)
 
     @classmethod

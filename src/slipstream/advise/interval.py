@@ -76,6 +76,8 @@ class Ratios:
             (plain[k] / sum(plain.values()) - spent[k] / sum(spent.values())) ** 2 * _length(kinds[k]) / len(kinds[k])
             for k in kinds
         )
+        if not sum(self._freedom.values()):  # one prompt of each kind: nothing is known of their spread
+            return Ratio(value, None)
         return self._ratio(value, n, error, freedom)
 
     def _ratio(self, value: float, n: int, variance_of_log: float, freedom: float) -> Ratio:

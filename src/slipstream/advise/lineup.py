@@ -10,6 +10,7 @@ from dataclasses import replace
 import psutil
 
 from slipstream.advise import measure
+from slipstream.advise.advice import Texts
 from slipstream.advise.candidates import PLAIN, Candidate
 from slipstream.advise.compare import compare
 from slipstream.advise.evidence import Run
@@ -111,7 +112,7 @@ class Lineup:
         prompt = measure.prompt_ids(self.engines[PLAIN], request)
         plain, found = results[PLAIN], {}
         for name, run in runs.items():
-            said = "not compared"  # a sampling verifier's text is another draw by right
+            said: Texts = "not compared"  # a sampling verifier's text is another draw by right
             if self.engines[name].verify == "exact" or request.sampling.greedy:
                 said = compare(self.engines[PLAIN], prompt, request.sampling, plain.ids, results[name].ids).verdict
             parts = [(segment.text, segment.origin) for segment in results[name].segments]

@@ -175,7 +175,7 @@ class Matrix:
     def _write(self, engine: Engine, works: Sequence[Work], max_tokens: int) -> None:
         self.say(f"{self.reference.label} answers {len(works)} prompts")
         texts = tune.write(engine, works, max_tokens, self.stopped)
-        self.scripts = [Script(t.kind, t.prompt, t.ids) for t in texts]
+        self.scripts = list(texts)
         if not self.scripts and not self.stopped():
             raise InputError("the target says nothing to these prompts", "give others, or a larger --max-tokens")
 

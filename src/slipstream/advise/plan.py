@@ -24,7 +24,7 @@ else:
 
 FORMAT = 1
 HEAD = """\
-# A plan by Slipstream: how to decode with this model on this machine, as measured.
+# A plan by Slipstream: how to decode with this model{how}.
 # Use it:         slipstream run --plan {name} "…"        (chat and bench take --plan too)
 # Elsewhere:      slipstream export --plan {name} --to llama-server
 # Make it anew:   slipstream advise, when the model, the machine or the work has changed
@@ -161,6 +161,11 @@ class Plan(_Part):
         )
 
     @property
+    def predicted(self) -> bool:
+        """Nothing was run: it was asked under other prices, or stopped before the runs."""
+        return bool(self.made.what_if) or not self.overall.measured
+
+    @property
     def off(self) -> bool:
         return self.draft == "none" and not self.corpus
 
@@ -214,7 +219,8 @@ def fixed_length(speed: Speed, target: Curve, draft: Curve | None) -> int | None
 def text(plan: Plan, name: str = "plan.toml") -> str:
     """The file's text; `name` is how its comment calls it."""
     values = tomli_w.dumps(plan.model_dump(mode="json", exclude_none=True))
-    return f"{HEAD.format(name=shlex.quote(name))}\n{values}"
+    how = ", as PREDICTED: it was not measured" if plan.predicted else " on this machine, as measured"
+    return f"{HEAD.format(name=shlex.quote(name), how=how)}\n{values}"
 
 
 def write(plan: Plan, path: Path) -> None:

@@ -33,11 +33,14 @@ class Heard:
         key = WINDOW if skipped and position < len(self.guess.get(WINDOW, ())) else 0
         return self.guess[key][position], self.sure[key][position]
 
-    def drawn(self, said: Sequence[int], seed: int) -> Heard:
-        """As it guesses when each guess is drawn at random and verified by its chance: right so often, else wrong."""
+    def drawn(self, said: Sequence[int], seed: int, text: int = 0) -> Heard:
+        """As it guesses when each guess is drawn at random and verified by its chance: right so often, else wrong.
+
+        `text` is a number of the text's own, so that no two texts draw alike.
+        """
         assert self.overlap is not None
         n = len(self.overlap)
-        right = np.random.default_rng([seed, n]).random(n) < self.overlap
+        right = np.random.default_rng([seed, text, n]).random(n) < self.overlap
         told = np.where(right, np.array(said[:n]), -1)[:, None]
         return Heard({w: told[: len(g)] for w, g in self.guess.items()}, {w: s[:, :1] for w, s in self.sure.items()})
 

@@ -1,4 +1,7 @@
-"""Masking what looks like a secret, so that none is copied from a log into a report that is passed on."""
+"""Masking what looks like a secret, so that none is copied from a log into a report that is passed on.
+
+It errs on the side of masking. What is secret without looking so it cannot know: `--redact` leaves texts out.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,25 @@ import re
 from collections.abc import Sequence
 
 MASK = "█████"
+_NAMES = (
+    r"[\w.-]*(?:pass(?:word|wd|phrase)?|pwd|secret|token|(?:api|access|private)[_-]?key|credential"
+    r"|密码|口令|密钥)[\w-]*"
+)
+_VALUE = r"(?:\"[^\"\n]+\"|'[^'\n]+'|`[^`\n]+`|[^\s\"',;)]{3,})"
 _PATTERNS = (
     r"-----BEGIN [A-Z ]*PRIVATE KEY-----[\s\S]*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)",
     r"\beyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?",  # JSON web tokens
     r"\b(?:sk|pk|rk|ghp|gho|ghu|ghs|github_pat|glpat|xox[abprs]|hf|AKIA|ASIA|AIza)[-_]?[A-Za-z0-9_-]{12,}",
-    r"(?i)\bbearer\s+[\w.~+/=-]{8,}",
-    r"(?i)(?:pass(?:word|wd|phrase)?|secret|token|api[_-]?key|credential|private[_-]?key)s?[\"']?\s*[:=]\s*[\"']?[^\s\"',;]{3,}",
-    r"://[^\s/@:]+:[^\s/@]+@",  # credentials in an address
+    r"(?i:\b(?:bearer|basic)\s+[\w.~+/=-]{8,})",
+    # A name that says so, perhaps with a type behind it, and its value: quoted, or up to the next space.
+    rf"(?i:{_NAMES}[\"']?(?:\s*:\s*\w+(?=\s*=))?\s*(?:=>|[:：=]|is\b)\s*{_VALUE})",
+    rf"(?i:<{_NAMES}>[^<\n]+)",
+    r"://[^\s/:]+:[^\s/]+@",  # credentials in an address
     r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+",  # mail
     r"\b\d(?:[ -]?\d){12,18}\b",  # cards and accounts
     r"\b(?=[A-Za-z0-9+/_-]*\d)(?=[A-Za-z0-9+/_-]*[A-Za-z])[A-Za-z0-9+/_-]{32,}={0,2}",  # long random-looking words
 )
-_SECRET = re.compile(
-    "|".join(f"(?:{pattern})" if not pattern.startswith("(?i)") else f"(?i:{pattern[4:]})" for pattern in _PATTERNS)
-)
+_SECRET = re.compile("|".join(f"(?:{pattern})" for pattern in _PATTERNS))
 
 
 def mask(text: str) -> str:

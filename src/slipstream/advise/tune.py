@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -9,25 +10,19 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.advise import measure
+from slipstream.advise.rehearse import Script
 from slipstream.advise.replay import Forecast, forecast, replay
 from slipstream.advise.scale import Scale
 from slipstream.engine import Engine
+from slipstream.errors import InputError
 from slipstream.models.gguf import GGUFHeader, read_header
 from slipstream.models.llamacpp.quantize import Recipe, layers_can_go, quantize
 
+log = logging.getLogger("slipstream")
 TARGET_SIZES = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 17)
 DRAFT_SIZES = (1, 2)
 BLOCK = 2  # layers that are tried together
 _NEVER = lambda: False  # noqa: E731
-
-
-@dataclass(frozen=True)
-class Text:
-    """Token ids of a prompt and of what the target says to it."""
-
-    kind: str
-    prompt: Sequence[int]
-    ids: Sequence[int]
 
 
 @dataclass(frozen=True)
@@ -57,15 +52,19 @@ class Measured:
 
 def write(
     engine: Engine, works: Sequence[measure.Work], max_tokens: int, stopped: Callable[[], bool] = _NEVER
-) -> Iterator[Text]:
-    """The target's greedy answer to each prompt; what was stopped half way is left out."""
+) -> Iterator[Script]:
+    """The target's greedy answer to each prompt; what was stopped half way, or cannot be used, is left out."""
     for work in works:
-        request = work.request(engine, max_tokens=max_tokens)
-        answer = measure.run(engine, request, stopped=stopped)
+        try:
+            request = work.request(engine, max_tokens=max_tokens)
+            answer = measure.run(engine, request, stopped=stopped)
+        except InputError as e:  # too long, or a chat that the model's template does not take
+            log.warning("a prompt (%s) is left out: %s", work.kind, e.message)
+            continue
         if answer.finish_reason == "cancelled":
             return
         if len(answer.ids) > 1:
-            yield Text(work.kind, measure.prompt_ids(engine, request), answer.ids)
+            yield Script(work.kind, measure.prompt_ids(engine, request), answer.ids)
 
 
 def recipes(header: GGUFHeader) -> list[Recipe]:
@@ -94,7 +93,7 @@ class Tuning:
     def __init__(
         self,
         draft: GGUFHeader,
-        texts: Sequence[Text],
+        texts: Sequence[Script],
         target: Engine,
         folder: Path,
         n_shared: int = 0,
@@ -102,7 +101,7 @@ class Tuning:
         stopped: Callable[[], bool] = _NEVER,
     ) -> None:
         self.draft, self.texts, self.folder = draft, texts, folder
-        self._scale = Scale(target.model, [*texts[0].prompt, *texts[0].ids])
+        self._scale = Scale(target.model, [*texts[0].prompt, *texts[0].said])
         self.target_price = self._scale.price(target.model, TARGET_SIZES, True, rounds=3)
         self.n_shared, self.threads, self.stopped = n_shared, threads, stopped
         self.done: list[Measured] = []
@@ -149,7 +148,7 @@ class Tuning:
             for text in self.texts:
                 if self.stopped():
                     return None
-                traces.append(replay(model, text.prompt, text.ids, text.kind, self.n_shared))
+                traces.append(replay(model, text.prompt, text.said, text.kind, self.n_shared))
         hits = sum(int(t.hits.sum()) for t in traces)
         n = sum(len(t.hits) for t in traces)
         return Measured(

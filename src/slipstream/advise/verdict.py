@@ -37,12 +37,14 @@ def decide(ratio: Ratio) -> Decision:
 
 
 def best(judged: Sequence[Judged], preferred: str = "") -> Judged:
-    """The fastest; among those as good, the preferred one, else the one that takes least memory, then the first.
+    """The fastest of those that are on, or of all where none is; among those as good, the preferred one, else the one
+    that takes least memory, then the first.
 
     Raises ValueError for none.
     """
-    fastest = max(j.speed.speedup for j in judged)
-    good = [j for j in judged if j.speed.speedup >= SAME * fastest]
+    certain = [j for j in judged if decide(Ratio(j.speed.speedup, j.speed.interval)) == "on"] or judged
+    fastest = max(j.speed.speedup for j in certain)
+    good = [j for j in certain if j.speed.speedup >= SAME * fastest]
     return min(good, key=lambda j: (j.way.draft != preferred, j.bytes))
 
 

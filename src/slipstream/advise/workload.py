@@ -7,6 +7,7 @@ A file holds JSON Lines: prompts, chats, or requests as an OpenAI-style API logg
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -14,11 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.advise import kinds
+from slipstream.advise.advice import ALL
 from slipstream.advise.measure import Work
+from slipstream.advise.secrets import mask
 from slipstream.errors import InputError
 
 BUILTIN = "builtin"
 SHAPE = 'a line is {"kind": "chat", "prompt": "…"}, or "messages" instead of "prompt", or an OpenAI-style request'
+_NAME = 40  # characters of a kind's name
 _OWN = frozenset({"kind", "prompt", "messages", "middle", "raw"})
 _REQUEST = frozenset({"model", "input", "instructions", "temperature", "max_tokens", "stream", "tools", "top_p", "n"})
 
@@ -67,7 +71,7 @@ def load(source: str | Path) -> Loaded:
             raise InputError(f"{path} holds no source files to draw tasks from", "give a folder with code, or a file")
         return Loaded(works, bad)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8-sig")
     except OSError as e:
         hint = f'{SHAPE}; "{BUILTIN}" is the built-in suite'
         raise InputError(f"cannot read {path}: {e.strerror}", hint) from e
@@ -82,7 +86,7 @@ def load(source: str | Path) -> Loaded:
 
 
 def _works(text: str, bad: list[tuple[str, str]]) -> Iterator[Work]:
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):  # JSON strings may hold other line separators
         if not line.strip():
             continue
         try:
@@ -101,10 +105,13 @@ def _work(value: Any) -> Work:
     logged = record is not value or bool(_REQUEST & set(record))
     unknown = set() if logged else set(record) - _OWN
     if unknown:
-        raise ValueError(f"unknown key {sorted(unknown)[0]}")
+        name = sorted(unknown)[0]
+        raise ValueError(f"unknown key {name}" if re.fullmatch(r"\w{1,20}", name) else "unknown key")
     given = value.get("kind")
-    if given is not None and (not isinstance(given, str) or not given):
-        raise ValueError("kind is not a text")
+    if given is not None and (not isinstance(given, str) or not 0 < len(given.strip()) <= _NAME):
+        raise ValueError(f"kind is not a name of up to {_NAME} characters")
+    if given is not None and (given := mask(given.strip())) == ALL:
+        raise ValueError(f'"{ALL}" is no kind: it stands for all of them')
     work = _asked(record, logged)
     rule = kinds.classify(work.text)
     return replace(work, kind=given or rule.kind, why="as given" if given else rule.why)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
 
-from slipstream.cli.advise_options import Amount, Outputs
+from slipstream.cli.advise_options import QUICK, Amount, Outputs
 from slipstream.cli.common import (
     Downloads,
     Stoppable,
@@ -77,13 +79,21 @@ def command(
         if as_json:
             emit_json({"interrupted": True})
         return 130
-    show(advice, outputs.lang)
-    outputs.write(advice)
+    shown = anonymous(advice)
+    show(shown, outputs.lang)
+    outputs.write(shown, advice)
     if advice.interrupted:
         say("stopped by Ctrl-C: this is what is known so far; --resume goes on")
     if as_json:
-        emit_json(advice.model_dump(mode="json"))
-    return 130 if advice.interrupted else 0 if advice.overall.decision == "on" else 1
+        emit_json(shown.model_dump(mode="json"))
+    return _code(advice)
+
+
+def _code(advice: Advice) -> int:
+    wrong = [f"{cell.draft} on {cell.kind}" for cell in advice.cells if cell.texts == "mismatch"]
+    if wrong:
+        say(f"WRONG TEXT, please report this with `slipstream doctor --json`: {'; '.join(wrong)}")
+    return 130 if advice.interrupted else 0 if advice.overall.decision == "on" and not wrong else 1
 
 
 def _advisor(
@@ -105,10 +115,19 @@ def _advisor(
     for where, reason in loaded.bad:
         say(f"warning: {Path(workload).name}, {where} is left out: {reason}")
     warn_if_busy()
-    about = {"build": library.build_id(), "threads": settings.threads, "corpus": list(map(str, settings.corpus))}
-    path = place(key(file, **about))
+    path = place(key(file, build=library.build_id(), threads=settings.threads, code=_drafting_code()))
     evidence = Evidence.read(path) if resume else Evidence(path)
     return Advisor(model, loaded.cut(per_kind), ways, settings, evidence, Progress(_line))
+
+
+def _drafting_code() -> str:
+    """A digest of the code that decides what is drafted: runs of another one are not those of this one."""
+    import hashlib
+
+    from slipstream import core, drafters
+
+    files = [file for part in (core, drafters) for file in sorted(Path(part.__path__[0]).glob("*.py"))]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()
 
 
 def _line(text: str) -> None:
@@ -126,7 +145,10 @@ def _ask(advisor: Advisor, changes: Sequence[Change], what_if: list[str], worklo
     from slipstream.advise.evidence import TARGET
 
     advisor.check()
+    _require(advisor.usable, "no way to draft is left", [f"{d}: {why}" for d, why in advisor.skipped.items()])
     advisor.write()
+    if not advisor.stopped():
+        _require(advisor.items, "no prompt can be used", [f"{where}: {why}" for where, why in advisor.left_out])
     advisor.hear()
     curves = dict(advisor.evidence.curves)
     target = curves.pop(TARGET, None)
@@ -144,34 +166,43 @@ def _ask(advisor: Advisor, changes: Sequence[Change], what_if: list[str], worklo
     for draft, why in advisor.skipped.items():
         say(f"left out: {draft}: {why}")
     prices = Prices(target, curves, whatif.notes(changes))
-    source = workload if workload == "builtin" else Path(workload).name
+    source = workload if workload == "builtin" else Path(workload).resolve().name
     return conclude(advisor, outcomes, prices, source, _again(advisor, source, what_if), redact)
 
 
+def _require(found: Sequence[object], message: str, reasons: Sequence[str]) -> None:
+    if not found:
+        raise InputError(f"{message}: {reasons[0]}" if reasons else message, "`slipstream check` shows what fits")
+
+
 def _again(advisor: Advisor, source: str, what_if: list[str]) -> str:
-    """The command that does this again; files are named without their folders."""
+    """The command that does this again."""
     s = advisor.settings
     ways = [way.draft for way in advisor.ways]
     per_kind = max(Counter(work.kind for work in advisor.loaded.works).values())
-    words: list[object] = [
-        "slipstream",
-        "advise",
-        "-m",
-        advisor.target,
-        "--workload",
-        source,
-        "--candidates",
-        ";".join(ways),
-    ]
-    words += ["--per-kind", per_kind, "--max-tokens", s.max_tokens, "--runs", s.runs, "--seed", s.seed]
+    words: list[object] = ["slipstream", "advise", "-m", advisor.target, "--workload", source]
+    words += ["--candidates", ";".join(ways)]
+    words += ["--quick"] * (s.real == QUICK.real) + ["--per-kind", per_kind, "--max-tokens", s.max_tokens]
+    words += ["--runs", s.runs, "--minutes", f"{s.budget_s / 60:g}", "--seed", s.seed]
     words += ["--temperature", s.temperature] * (s.temperature > 0) + ["--threads", s.threads] * (s.threads > 0)
     words += [word for path in s.corpus for word in ("--corpus", path)]
     words += [word for change in what_if for word in ("--what-if", change)]
-    return shlex.join(_name(str(word)) for word in words)
+    return shlex.join(map(str, words))
 
 
-def _name(word: str) -> str:
-    return Path(word).name if "/" in word and Path(word).exists() else word
+def anonymous(advice: Advice) -> Advice:
+    """As it is passed on: files are named without the folders in which they lie on this machine."""
+    refs = [advice.target.name, *advice.drafts, *(c.model for c in advice.candidates if c.model)]
+    refs += [*advice.settings.corpus, *(change.partition("=")[2] for change in _changes(advice.reproduce))]
+    text = advice.model_dump_json()
+    for ref in sorted({ref for ref in refs if "/" in ref and not ref.startswith("hf:")}, key=len, reverse=True):
+        text = text.replace(json.dumps(ref, ensure_ascii=False)[1:-1], Path(ref).resolve().name)
+    return type(advice).model_validate_json(text)
+
+
+def _changes(command: str) -> list[str]:
+    words = shlex.split(command)
+    return [after for word, after in pairwise(words) if word == "--what-if"]
 
 
 def show(advice: Advice, lang: str) -> None:

@@ -110,17 +110,22 @@ class Outputs:
         from slipstream.advise.wording import Words
 
         Words(self.lang)
-        for path in (self.out, self.html, self.markdown, self.plan, self.png):
-            if path is not None and not (path is self.png and path.is_dir()):
-                check_writable(path)
+        files = [path for path in (self.out, self.html, self.markdown, self.plan) if path is not None]
+        for path in files:
+            check_writable(path)
+            if sum(path.resolve() == other.resolve() for other in files) > 1:
+                raise InputError(f"{path} is named twice", "give each output a file of its own")
+        if self.png is not None and self.png.exists() and not self.png.is_dir():
+            raise InputError(f"{self.png} is a file", "name a folder for the charts")
 
-    def write(self, advice: Advice) -> None:
+    def write(self, advice: Advice, named: Advice) -> None:
+        """`named` has its files with their folders, which a plan needs."""
         if self.out is not None:
             write_whole(self.out, advice.model_dump_json(indent=2) + "\n")
         if self.plan is not None:
             from slipstream.advise import plan
 
-            write_whole(self.plan, plan.text(plan.Plan.of(advice), self.plan.name))
+            write_whole(self.plan, plan.text(plan.Plan.of(named), self.plan.name))
         if self.html or self.markdown or self.png:
             from slipstream.advise import report
 

@@ -155,6 +155,9 @@ def _announce(plan: Plan, path: Path, model: str, draft: str) -> None:
     """Lines on stderr: that the plan means plain decoding, and why it may not fit the files that are here now."""
     from slipstream.cli.common import say
 
+    if plan.predicted:
+        why = "; ".join(plan.made.what_if) or "nothing was run"
+        say(f"warning: {path.name} rests on predictions, not on measurements: {why}")
     if plan.off and draft == "none":
         say(f"{path.name}: drafting does not pay here (verdict: {plan.decision}), so decoding is plain")
     files = [(plan.target, model)]

@@ -18,7 +18,8 @@ from slipstream.errors import InputError, SlipstreamError
 
 if TYPE_CHECKING:
     from slipstream.advise.measure import Work
-    from slipstream.advise.tune import Measured, Text, Tuning
+    from slipstream.advise.rehearse import Script
+    from slipstream.advise.tune import Measured, Tuning
     from slipstream.engine import Engine
     from slipstream.opening import Files
 
@@ -105,7 +106,7 @@ def _works(workload: str | None) -> Sequence[Work]:
     return loaded.works
 
 
-def _listen(engine: Engine, works: Sequence[Work], max_tokens: int, stopped: Stoppable) -> list[Text]:
+def _listen(engine: Engine, works: Sequence[Work], max_tokens: int, stopped: Stoppable) -> list[Script]:
     """What the target says to the prompts; none when stopped before the first."""
     from slipstream.advise.tune import write
 
@@ -117,7 +118,7 @@ def _listen(engine: Engine, works: Sequence[Work], max_tokens: int, stopped: Sto
 
 
 def _measure_all(
-    files: Files, engine: Engine, texts: Sequence[Text], folder: Path, layers: bool, threads: int, stopped: Stoppable
+    files: Files, engine: Engine, texts: Sequence[Script], folder: Path, layers: bool, threads: int, stopped: Stoppable
 ) -> Tuning:
     """All variants, each said as soon as it is measured."""
     from slipstream.advise.tune import Tuning, recipes

@@ -68,14 +68,14 @@ class Priced:
         self._forwards: dict[tuple[int, str], list[int]] = {}  # of draft models in this step: tokens in each
         self._right: dict[str, deque[bool]] = {}  # by drafter: was its first guess right?
         self._used: dict[str, deque[bool]] = {}  # by drafter: was anything of it verified in the step?
+        self._fresh: set[int] = set()  # slots whose text has not been drafted for yet
         self._plain = 1, 0  # slots and context of the last step
 
     def begin(self, slot: int) -> None:
         self.calibration.begin(slot)
         self._reach.pop(slot, None)
         self._steps[slot] = 0
-        if self._plain[0] == 1:  # nobody else is at work
-            self.ledger.begin()
+        self._fresh.add(slot)
         for key in [k for k in self._hope if k[0] == slot]:  # the next text begins with what is usual by now
             usual = self._usual.get(key[1], _HOPE)
             moved = [u + _USUAL * (h - u) for u, h in zip(usual, self._hope.pop(key), strict=True)]
@@ -84,6 +84,10 @@ class Priced:
     # -- what to ask for -------------------------------------------------------------------------------------------
 
     def want(self, room: Room, source: Source, offers: Sequence[Draft]) -> Want:
+        if room.slot in self._fresh:
+            self._fresh.discard(room.slot)
+            if room.active == 1:  # nobody else whose rates these are
+                self.ledger.begin()
         if self.prices.strange(room.n_tokens):
             return NOTHING
         if not source.costly:

