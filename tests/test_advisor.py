@@ -67,7 +67,8 @@ def outcomes(found: Advisor) -> dict[str, list[Outcome]]:
     """Predictions that are a tenth too good."""
 
     def one(item: Item, draft: str) -> Outcome:
-        drafted = found.evidence.rounds[item.key][0][draft]
+        own = found.evidence.rounds[item.key][0]
+        drafted = own.get(draft, own["suffix"])
         stats = Stats(steps=STEPS, emitted=TOKENS, verified=50, accepted=20)
         return Outcome(item.kind, TOKENS * 0.04, drafted.seconds / 1.1, stats)
 
@@ -345,7 +346,7 @@ def test_what_cannot_be_used_is_left_out_with_the_reason(home: Path, capsys: Any
     code, found, err = advise(capsys, "--workload", str(file), "--candidates", f"suffix;{recurrent}")
     assert code in (0, 1), err
     skipped = {c["draft"]: c["skipped"] for c in found["candidates"]}
-    assert "recurrent" in skipped[str(recurrent)] and skipped["suffix"] == ""
+    assert "recurrent" in skipped["mamba.gguf"] and skipped["suffix"] == ""
     assert "left out" in err and {c["draft"] for c in found["cells"]} == {"suffix"}
     reasons = " ".join(f"{where}: {why}" for where, why in found["workload"]["left_out"])
     assert "line 3: not JSON" in reasons and "the context holds" in reasons
@@ -416,7 +417,8 @@ def test_where_answers_take_too_long_fewer_prompts_are_asked(home: Path, capsys:
 
 
 def test_a_draft_model_is_heard_and_run(home: Path, capsys: Any) -> None:
-    """The target as its own draft model: each of its guesses is right, and the rehearsal says so too."""
+    """The target as its own draft model, with the same noise: its guesses are right but for what rounding in a batch
+    changes at a temperature, and the rehearsal says so too. Without that noise about half of them would be."""
     _, found, err = advise(
         capsys, "--workload", str(workload(home)), "--candidates", f"{MODEL} k=2", "--temperature", "0.7"
     )
@@ -424,9 +426,8 @@ def test_a_draft_model_is_heard_and_run(home: Path, capsys: Any) -> None:
     assert len(cells) == 2
     assert found["drafts"][MODEL]["memory"]["measured"] is not None, err
     for cell in cells:
-        assert cell["measured"]["acceptance_rate"] == 1.0 and cell["texts"] == "identical"
-    for cell in found["cells"]:
-        assert cell["predicted"]["acceptance_rate"] in (None, 1.0)
+        assert cell["measured"]["acceptance_rate"] >= 0.8 and cell["texts"] in ("identical", "near tie")
+        assert cell["predicted"]["acceptance_rate"] >= 0.8
 
 
 def test_settings_corpora_and_sampling_verifiers_are_candidates_too(home: Path, capsys: Any) -> None:
@@ -443,7 +444,8 @@ def test_settings_corpora_and_sampling_verifiers_are_candidates_too(home: Path, 
     drawn = [c for (d, _), c in cells.items() if "rejection" in d]
     for cell in drawn:  # the target as its own draft model: p is q, so every drawn guess is accepted
         assert cell["measured"]["acceptance_rate"] == 1.0 and cell["texts"] == "not compared"
-        assert cell["predicted"]["acceptance_rate"] > 0.85 and len(cell["predicted"]["by_position"]) == 2
+        # Drawn for some twenty guesses, with a chance of about 0.9 each; independent ones would meet half as often.
+        assert cell["predicted"]["acceptance_rate"] > 0.7 and len(cell["predicted"]["by_position"]) == 2
     assert {c["draft"]: c["value"] for c in found["candidates"]}["suffix,corpus"] == "suffix"
 
 

@@ -34,7 +34,7 @@ from slipstream.opening import Files, OpenOptions, curve_of, draft_options, fit,
 from slipstream.pricing import key as key_of
 
 _WRITE, _HEAR, _PLAY, _RUN = "answers", "draft models", "rehearsal", "runs"
-_LIKELY = 20  # tokens whose probabilities are kept; what is left out has little at usual temperatures
+_LIKELY = 100  # tokens whose probabilities are kept; what is left out has little at usual temperatures
 _WRITE_SHARE = 0.4  # of the time that may be spent: for the answers
 _PLAY_S = 0.5  # seconds that a rehearsal of one answer is thought to take
 

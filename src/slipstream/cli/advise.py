@@ -196,7 +196,7 @@ def anonymous(advice: Advice) -> Advice:
     refs += [*advice.settings.corpus, *(change.partition("=")[2] for change in _changes(advice.reproduce))]
     text = advice.model_dump_json()
     for ref in sorted({ref for ref in refs if "/" in ref and not ref.startswith("hf:")}, key=len, reverse=True):
-        text = text.replace(json.dumps(ref, ensure_ascii=False)[1:-1], Path(ref).resolve().name)
+        text = text.replace(json.dumps(ref, ensure_ascii=False)[1:-1], Path(ref).name or Path(ref).resolve().name)
     return type(advice).model_validate_json(text)
 
 
