@@ -17,7 +17,8 @@ if [ ! -x "$place/llama-server" ]; then
     "${UV[@]}" run --with cmake --with ninja bash -ec "
       cmake -G Ninja -S '$work'/llama_cpp_python-*/vendor/llama.cpp -B '$work/build' -DCMAKE_BUILD_TYPE=Release \
         -DBUILD_SHARED_LIBS=OFF -DCMAKE_C_FLAGS='$flags' -DCMAKE_CXX_FLAGS='$flags' -DLLAMA_BUILD_TESTS=OFF \
-        -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_WEBUI=OFF
+        -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_CURL=OFF -DLLAMA_OPENSSL=OFF -DLLAMA_BUILD_UI=OFF \
+        -DLLAMA_USE_PREBUILT_UI=OFF
       cmake --build '$work/build' --target llama-server -j 2"
     mkdir -p "$place"
     mv "$work/build/bin/llama-server" "$place/llama-server"
