@@ -430,6 +430,20 @@ def test_a_draft_model_is_heard_and_run(home: Path, capsys: Any) -> None:
         assert cell["predicted"]["acceptance_rate"] >= 0.8
 
 
+def test_another_workload_leaves_what_is_known_of_the_first(home: Path, capsys: Any) -> None:
+    first, other = home / "a", home / "b"
+    first.mkdir()
+    other.mkdir()
+    mine = ["--workload", str(workload(first)), "--candidates", "suffix"]
+    theirs = ["--workload", str(workload(other, {"kind": "chat", "prompt": "Say hello."})), "--candidates", "suffix"]
+    advise(capsys, *mine)
+    advise(capsys, *theirs)
+    _, _, err = advise(capsys, *mine, "--resume")
+    assert "(runs" not in err
+    _, _, err = advise(capsys, *mine)
+    assert err.count("(runs") == 2 * 6, "without --resume all is run anew"
+
+
 def test_settings_corpora_and_sampling_verifiers_are_candidates_too(home: Path, capsys: Any) -> None:
     texts = home / "texts"
     texts.mkdir()

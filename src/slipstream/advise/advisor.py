@@ -81,6 +81,7 @@ class Advisor:
     evidence: Evidence
     progress: Progress
     stopped: Callable[[], bool] = lambda: False
+    anew: bool = False  # nothing that is known of these prompts counts
     skipped: dict[str, str] = field(default_factory=dict)
     left_out: list[tuple[str, str]] = field(default_factory=list)
     items: list[Item] = field(default_factory=list)
@@ -117,6 +118,8 @@ class Advisor:
     def write(self) -> None:
         """The target's answers; those that were written before are not written again."""
         before, works = resident(), _in_turn(self.loaded.works)
+        if self.anew:
+            self.evidence.renew()
         self.progress.expect(_WRITE, len(works), 0.0)
         with Engine.open(self.target, "suffix", self.options) as engine:
             curve = self.evidence.curves.setdefault(TARGET, engine.policy.prices.curve)  # type: ignore[attr-defined]
@@ -146,6 +149,8 @@ class Advisor:
         if not 0 < len(prompt) < most:
             return f"it has {len(prompt)} tokens, and the context holds {most}" if prompt else "it is empty"
         name = key(prompt, self.settings.max_tokens, self.settings.sampling)
+        if self.anew and all(item.key != name for item in self.items):  # a prompt may come twice
+            self.evidence.forget(name)
         if name not in self.evidence.answers or (self.drawn and name not in self.evidence.likely):
             self.progress.begin()
             if not self._answer(engine, name, request):

@@ -98,6 +98,17 @@ class Evidence:
                 self.rounds[name] = [{d: run for d, run in r.items() if model not in d} for r in rounds]
         self.files[model] = file
 
+    def renew(self) -> None:
+        """Forget what was measured of models, so that it is measured anew; answers and runs go one by one."""
+        self.curves.clear()
+        self.memory.clear()
+
+    def forget(self, name: str) -> None:
+        """One prompt, by its key. Those of other workloads stay."""
+        stores: list[dict[str, Any]] = [self.answers, self.likely, self.rounds, *self.heard.values()]
+        for known in stores:
+            known.pop(name, None)
+
     def write(self) -> None:
         """Replace the file whole; a disk that is full costs the resuming, not the advice."""
         if self.path is None:

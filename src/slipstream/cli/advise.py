@@ -116,8 +116,8 @@ def _advisor(
         say(f"warning: {Path(workload).name}, {where} is left out: {reason}")
     warn_if_busy()
     path = place(key(file, build=library.build_id(), threads=settings.threads, code=_drafting_code()))
-    evidence = Evidence.read(path) if resume else Evidence(path)
-    return Advisor(model, loaded.cut(per_kind), ways, settings, evidence, Progress(_line))
+    evidence = Evidence.read(path)
+    return Advisor(model, loaded.cut(per_kind), ways, settings, evidence, Progress(_line), anew=not resume)
 
 
 def _drafting_code() -> str:
