@@ -6,6 +6,7 @@
 
 #pragma once
 #include <math.h>
+#include <stdint.h>
 
 #define QUERIES 16  // of one key head, that are computed together
 #define WIDEST 256  // values of a head
@@ -91,18 +92,20 @@ typedef struct {
     __m512 sum;
 } row;
 
-// Makes weights of the scores of up to CELLS cells, and brings what is in `r` to the new largest score. False: it sees none.
-static bool weigh(row * r, float * score, long n, __m512 top, long width) {
+// Makes weights of the scores of up to CELLS cells, and brings what is in `r` to the new largest score; query `i` sees
+// something of a block where its bit in `live` is set. False: it sees none.
+static bool weigh(row * r, float * score, long n, __m512 top, long width, const uint16_t * live, long i) {
     const float most = fmaxf(r->most, _mm512_reduce_max_ps(top));
     if (most == -INFINITY) return false;
     const __m512 new_most = _mm512_set1_ps(most);
     if (most > r->most) {
         const __m512 factor = exp_negative(_mm512_sub_ps(_mm512_set1_ps(r->most), new_most));
         r->sum = _mm512_mul_ps(r->sum, factor);
-        for (long i = 0; i < width; i += 16)
-            _mm512_storeu_ps(r->out + i, _mm512_mul_ps(_mm512_loadu_ps(r->out + i), factor));
+        for (long c = 0; c < width; c += 16)
+            _mm512_storeu_ps(r->out + c, _mm512_mul_ps(_mm512_loadu_ps(r->out + c), factor));
     }
     for (long at = 0; at < n; at += 16) {
+        if (!(live[at / 16] >> i & 1)) continue;
         const __m512 p = exp_negative(_mm512_sub_ps(_mm512_loadu_ps(score + at), new_most));
         _mm512_storeu_ps(score + at, p);
         r->sum = _mm512_add_ps(r->sum, p);
@@ -124,21 +127,24 @@ static void attend(const attention * a, long head, long first, long n) {
         memset(row_of[i].out, 0, a->width * sizeof(float));
     }
     const __m512 nothing = _mm512_set1_ps(-INFINITY);
+    const __m256i hidden = _mm256_set1_epi16((short) 0xfc00);  // minus infinity as a half
     for (long base = 0; base < a->n_keys; base += CELLS) {
         const long cells = a->n_keys - base < CELLS ? a->n_keys - base : CELLS;
-        bool live[CELLS / 16] = { false }, sees[QUERIES], any = false;
+        uint16_t live[CELLS / 16] = { 0 };  // a bit for each query: other sequences' cells are not its business
+        bool sees[QUERIES], any = false;
         __m512 top[QUERIES];
         for (long i = 0; i < n; i++) top[i] = nothing;
         for (long at = 0; at < cells; at += 16) {
             for (long i = 0; i < n; i++) {
-                const char * mask = row_of[i].mask;
-                const __m512 m = mask ? half16(mask + 2 * (base + at)) : _mm512_setzero_ps();
-                live[at / 16] |= _mm512_cmp_ps_mask(m, nothing, _CMP_NEQ_OQ) != 0;
-                _mm512_store_ps(score + i * CELLS + at, m);
+                const char * mask = row_of[i].mask ? row_of[i].mask + 2 * (base + at) : NULL;
+                if (mask && _mm256_cmpeq_epi16_mask(load256(mask), hidden) == 0xffff) continue;
+                live[at / 16] |= 1u << i;
+                _mm512_store_ps(score + i * CELLS + at, mask ? half16(mask) : _mm512_setzero_ps());
             }
             if (!live[at / 16]) continue;
             as_floats(a->k + (base + at) * a->k_cell + head * a->k_head, a->k_cell, a->width, rows);
             for (long i = 0; i < n; i++) {
+                if (!(live[at / 16] >> i & 1)) continue;
                 float * to = score + i * CELLS + at;
                 const __m512 s = scores(row_of[i].q, rows, a->width, a->scale, _mm512_load_ps(to));
                 _mm512_store_ps(to, s);
@@ -146,12 +152,12 @@ static void attend(const attention * a, long head, long first, long n) {
             }
         }
         for (long i = 0; i < n; i++)
-            any |= sees[i] = weigh(&row_of[i], score + i * CELLS, cells, top[i], a->width);
+            any |= sees[i] = weigh(&row_of[i], score + i * CELLS, cells, top[i], a->width, live, i);
         for (long at = 0; any && at < cells; at += 16) {
             if (!live[at / 16]) continue;
             as_floats(a->v + (base + at) * a->v_cell + head * a->v_head, a->v_cell, a->width, rows);
             for (long i = 0; i < n; i++) {
-                if (!sees[i]) continue;
+                if (!sees[i] || !(live[at / 16] >> i & 1)) continue;
                 long c = 0;
                 for (; c + 64 <= a->width; c += 64)
                     add_rows(row_of[i].out + c, rows + c, a->width, score + i * CELLS + at, 4);
