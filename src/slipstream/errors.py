@@ -10,7 +10,10 @@ SlipstreamError                 a message, and a hint that says what to do
 ├── ResourceError               the machine lacks something
 │   ├── MemoryShortage          a model and its caches would not fit
 │   ├── DiskShortage            no room for a download
-│   └── FetchError              a file could not be had from any of its sources
+│   ├── FetchError              a file could not be had from any of its sources
+│   ├── Overload                too many requests wait already; `retry_after` seconds may help
+│   ├── TimeLimit               a request took longer than it may
+│   └── EngineFailure           the thread that owns the models has failed, hangs, or was closed
 ├── CapabilityError             a model, build or drafter cannot do what was asked
 │   ├── RollbackError           rejected tokens could not be taken back exactly
 │   └── BuildError              the native library crashes or lacks something on this machine
@@ -69,6 +72,20 @@ class DiskShortage(ResourceError): ...
 
 
 class FetchError(ResourceError): ...
+
+
+class Overload(ResourceError):
+    """Too many requests wait. `retry_after`: seconds after which another try may be taken."""
+
+    def __init__(self, message: str, hint: str = "", retry_after: int = 1) -> None:
+        super().__init__(message, hint)
+        self.retry_after = retry_after
+
+
+class TimeLimit(ResourceError): ...
+
+
+class EngineFailure(ResourceError): ...
 
 
 class CapabilityError(SlipstreamError): ...

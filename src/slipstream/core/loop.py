@@ -1,7 +1,9 @@
 """One step for all active sequences: draft, one forward, verify and accept, append and go on.
 
 Reading a prompt is the same step: a sequence whose cache lacks more than one token evaluates the next chunk of them,
-and drafts nothing until only the last one is left.
+and drafts nothing until only the last one is left. Beside sequences that decode, chunks are kept short (pace.py).
+
+What a constraint forces joins the drafts of a sequence as long as it has any drafter; without one it is plain decoding.
 """
 
 from __future__ import annotations
@@ -9,25 +11,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, field
 
-from slipstream.core.ports import PLAIN, Choice, Drafter, Model, Outcome, Policy, Room, Source, Want
+from slipstream.core.offers import Offers, Round, costly
+from slipstream.core.pace import Pace, share
+from slipstream.core.ports import PLAIN, Choice, Drafter, Model, Outcome, Policy, Room
 from slipstream.core.sequence import TARGET_ORIGIN, Emission, Sequence, Token
 from slipstream.core.types import PAD, Array, Draft, Span, StepRecord, Verdict
 from slipstream.errors import UsageError
-
-HINT = 8  # tokens that others may guess for a draft model at once
-
-
-@dataclass
-class _Offers:
-    """What the drafters proposed for one slot, and what that took."""
-
-    drafts: list[Draft] = field(default_factory=list)
-    proposed: int = 0  # tokens, before anything was cut
-    seconds: dict[str, float] = field(default_factory=dict)
-    lag: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -38,7 +29,7 @@ class _Work:
     pending: tuple[int, ...]
     ready: bool  # the pending tokens end at the last committed one, so that the next token can be chosen
     choice: Choice = PLAIN
-    offers: _Offers = field(default_factory=_Offers)
+    offers: Offers = field(default_factory=Offers)
 
     @property
     def draft(self) -> Draft:
@@ -56,8 +47,9 @@ class Loop:
 
     def __init__(self, model: Model, drafters: Seq[Drafter], policy: Policy, clock: Callable[[], float]) -> None:
         self.model, self.policy = model, policy
-        self.drafters = sorted(drafters, key=_costly)
+        self.drafters = sorted(drafters, key=costly)
         self.clock = clock
+        self._pace = Pace()
 
     def begin(self, seq: Sequence) -> None:
         """Start a sequence. What the model already holds in its slot must be a strict beginning of its tokens."""
@@ -65,6 +57,8 @@ class Loop:
             raise UsageError("a slot must lack at least the last token of its sequence", "truncate it first")
         self.policy.begin(seq.slot)
         for drafter in self._of(seq):
+            if seq.constraint is not None and hasattr(drafter, "constrain"):
+                drafter.constrain(seq.slot, seq.constraint.fork())
             drafter.begin(seq.slot, seq.tokens, seq.params, self.model.n_past(seq.slot))
 
     def end(self, seq: Sequence) -> None:
@@ -83,6 +77,7 @@ class Loop:
         for work, (_, path) in zip(works, settled, strict=True):
             m = len(work.pending)
             self.model.keep(work.sequence.slot, [*range(m), *(m + i for i in path)])
+        self._pace.learn(*_read(works), t2 - t1)
         kept = self.clock() - t3  # a rollback can be a forward, so it counts as one
         times = (t1 - t0, t2 - t1 + kept, t3 - t2)
         emissions = [
@@ -97,73 +92,44 @@ class Loop:
     def _plan(self, active: Seq[Sequence]) -> list[_Work]:
         missing = {s.slot: len(s.tokens) - self.model.n_past(s.slot) for s in active}
         decoding = [s for s in active if missing[s.slot] == 1]
-        drafts = self._draft([s for s in decoding if self._of(s) and s.left > 1], len(decoding))
+        waiting = [s for s in active if missing[s.slot] != 1]
+        drafts = self._draft([s for s in decoding if s.left > 1 and self._of(s)], len(decoding))
         budget = self.model.caps.n_batch - len(decoding) - sum(len(c.draft) for c, _ in drafts.values())
+        if decoding:
+            budget = min(budget, self._pace.most())
+        parts = share([missing[s.slot] for s in waiting], budget)
+        read = {s.slot: n for s, n in zip(waiting, parts, strict=True)}
         works = []
         for seq in active:
-            n_past = self.model.n_past(seq.slot)
             if missing[seq.slot] == 1:
                 works.append(_Work(seq, (seq.tokens[-1],), True, *drafts.get(seq.slot, ())))
-            elif budget > 0:
-                chunk = tuple(seq.tokens[n_past : n_past + budget])
-                budget -= len(chunk)
-                works.append(_Work(seq, chunk, n_past + len(chunk) == len(seq.tokens)))
+            elif n := read[seq.slot]:
+                n_past = self.model.n_past(seq.slot)
+                works.append(_Work(seq, tuple(seq.tokens[n_past : n_past + n]), n == missing[seq.slot]))
         return works
 
     def _of(self, seq: Sequence) -> Seq[Drafter]:
-        return self.drafters if seq.drafting else ()
+        if not seq.drafting or seq.only is None:
+            return self.drafters if seq.drafting else ()
+        return [d for d in self.drafters if d.name in seq.only]
 
-    def _draft(self, seqs: Seq[Sequence], n_decoding: int) -> dict[int, tuple[Choice, _Offers]]:
+    def _draft(self, seqs: Seq[Sequence], n_decoding: int) -> dict[int, tuple[Choice, Offers]]:
         """Per slot: the draft to verify, and what had been proposed."""
         if not seqs:
             return {}
         caps = self.model.caps
-        share = min(caps.max_nodes, (caps.n_batch - caps.n_slots) // len(seqs))  # every slot has a token of its own
+        nodes = min(caps.max_nodes, (caps.n_batch - caps.n_slots) // len(seqs))  # every slot has a token of its own
         leaves = caps.max_leaves if caps.trees else 1
-        rooms = [Room(s.slot, len(s.tokens), s.left - 1, share, leaves, caps.n_vocab, n_decoding) for s in seqs]
-        offers = [self._ask(seq, room) for seq, room in zip(seqs, rooms, strict=True)]
+
+        def room(s: Sequence) -> Room:
+            most = nodes if s.max_nodes is None else min(nodes, s.max_nodes)
+            return Room(s.slot, len(s.tokens), s.left - 1, most, leaves, caps.n_vocab, n_decoding)
+
+        rooms = [room(s) for s in seqs]
+        both = zip(seqs, rooms, strict=True)
+        offers = [Round(s, room, self._of(s), self.policy, self.clock).ask() for s, room in both]
         choices = self.policy.choose(rooms, [o.drafts for o in offers])
         return {s.slot: both for s, *both in zip(seqs, choices, offers, strict=True)}  # type: ignore[misc]
-
-    def _ask(self, seq: Sequence, room: Room) -> _Offers:
-        offers = _Offers()
-        for drafter in self.drafters:
-            lag, skipped = drafter.lag(seq.slot, len(seq.tokens)) if hasattr(drafter, "lag") else (0, 0)
-            hinted = bool(getattr(drafter, "takes_hints", False))
-            source = Source(drafter.name, _costly(drafter), lag, skipped, hinted)
-            want = self.policy.want(room, source, offers.drafts)
-            nodes, depth = min(want.nodes, room.most), min(want.depth, room.left)
-            if nodes <= 0 or depth <= 0:
-                continue
-            width = want.width if room.leaves > 1 else 1
-            t = self.clock()
-            want = replace(want, nodes=nodes, depth=depth, width=width)
-            again = want.read >= len(seq.tokens)
-            if hinted:
-                want = replace(want, hint=partial(self._hint, seq, room, drafter.name, tuple(offers.drafts)))
-            draft = drafter.propose(seq.slot, seq.tokens, want)
-            offers.seconds[drafter.name] = self.clock() - t
-            offers.lag[drafter.name] = len(seq.tokens) if again else min(lag, want.read) if want.read else lag
-            offers.proposed += len(draft)
-            draft = draft if width > 1 else draft.spine()
-            offers.drafts.append(draft.limit(nodes, depth, None, room.n_vocab))
-        return offers
-
-    def _hint(
-        self, seq: Sequence, room: Room, name: str, offers: Seq[Draft], path: Seq[int], read: int, most: int
-    ) -> Seq[int]:
-        """What drafters that cost nothing guess behind the path of one that does, as far as the policy wants it."""
-
-        def guess() -> Seq[Draft]:
-            if most <= 0:
-                return ()
-            want = Want(min(HINT, most), min(HINT, most))
-            if not path:
-                return [offer.limit(want.nodes, want.depth) for offer in offers]
-            peeks = [d.peek for d in self._of(seq) if hasattr(d, "peek")]
-            return [peek(seq.slot, seq.tokens, path, want) for peek in peeks]
-
-        return self.policy.hint(room, name, read, guess)
 
     # -- verify, keep, record --------------------------------------------------------------------------------------
 
@@ -180,18 +146,26 @@ class Loop:
         end = next((i for i, token in enumerate(said) if token in seq.ends), None)
         if end is not None:  # what was accepted behind an end token was never said
             verdict, said, seq.finish = Verdict(verdict.path[:end], said[end]), said[:end], "stop"
-        for drafter in self._of(seq):
-            drafter.observe(seq.slot, draft, verdict, rows)
         origins = [draft.origin[i] for i in verdict.path] + [TARGET_ORIGIN]
         places = [0, *(i + 1 for i in verdict.path)]
-        tokens = tuple(seq.deliver(t, o, rows[p]) for t, o, p in zip(said, origins, places, strict=False))
+        tokens = []
+        for token, origin, place in zip(said, origins, places, strict=False):
+            tokens.append(seq.deliver(token, origin, rows[place]))
+            if end is None and seq.finish is not None:  # nor what was accepted behind a completed grammar
+                if len(tokens) <= len(verdict.path):
+                    verdict = Verdict(verdict.path[: len(tokens)], min(seq.ends, default=verdict.token))
+                break
+        for drafter in self._of(seq):
+            drafter.observe(seq.slot, draft, verdict, rows)
         if seq.finish is None and seq.left <= 0:
             seq.finish = "length"
-        return tokens, verdict.path
+        return tuple(tokens), verdict.path
 
 
-def _costly(drafter: Drafter) -> bool:
-    return bool(getattr(drafter, "costly", False))
+def _read(works: Seq[_Work]) -> tuple[int, int]:
+    """Prompt tokens in a forward, and sequences that decode beside them."""
+    decoding = [w for w in works if w.ready and len(w.pending) == 1]
+    return sum(len(w.pending) for w in works) - len(decoding), len(decoding)
 
 
 def _outcome(work: _Work, emission: Emission) -> Outcome:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+import numpy.typing as npt
 
 from slipstream.core.types import EMPTY_DRAFT, Array, Capabilities, Draft, SamplingParams, Span, StepRecord, Verdict
 
@@ -35,6 +38,67 @@ class Model(Protocol):
     def n_past(self, slot: int) -> int: ...
 
     def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A slot's state, to be put back into any slot of the same model or drafter."""
+
+    data: Any
+    n_bytes: int
+
+
+@runtime_checkable
+class Resumable(Protocol):
+    """A model or drafter whose slots can be put aside between sequences."""
+
+    def save(self, slot: int) -> Saved:
+        """What the slot holds. Takes about as long as copying it."""
+        ...
+
+    def load(self, slot: int, saved: Saved) -> None:
+        """Make it what the slot holds; what was there is lost. Raises RollbackError when it does not go in."""
+        ...
+
+
+class Constraint(Protocol):
+    """What one sequence may say, such as a grammar after the tokens committed so far.
+
+    A `path` is drafted tokens behind those; every question about one leaves no trace. A constraint that fails while it
+    runs (a limit of its parser) allows end tokens alone and says why in `failure`: other sequences must not suffer.
+    """
+
+    @property
+    def done(self) -> bool:
+        """Nothing may follow but an end token."""
+        ...
+
+    @property
+    def failure(self) -> str: ...
+
+    def allowed(self, path: Sequence[int] = ()) -> npt.NDArray[np.bool_]:
+        """Which tokens may follow `path`, shape (n_vocab,); end tokens where the text may end. Never none at all."""
+        ...
+
+    def valid(self, path: Sequence[int]) -> int:
+        """How many tokens of `path` may stand there, up to the first that may not."""
+        ...
+
+    def forced(self, path: Sequence[int] = ()) -> Sequence[int]:
+        """The tokens that are all but certain behind `path`: the only text that may follow, in the usual tokens."""
+        ...
+
+    def append(self, token: int) -> None:
+        """Commit a token. An end token changes nothing."""
+        ...
+
+    def take_back(self, n: int) -> None:
+        """Undo the last `n` commits."""
+        ...
+
+    def fork(self) -> Constraint:
+        """Another one in the same state, which goes its own way."""
+        ...
 
 
 # What is worth checking behind a path, in a forward that reads so many tokens anyway: so many at most.

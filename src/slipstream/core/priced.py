@@ -33,6 +33,7 @@ _READ_LEAST, _READ_FIRST = 64, 128  # tokens that may be read in any case; a pro
 _SERVES = 4  # tokens of a step: the share of a backlog that is charged to it
 _WAIT = 12  # steps in which to see what cheap drafters do, before a long backlog is read
 _LATELY = 32  # steps
+TABLE = 32  # tokens: longer forwards are in no printed price list
 _CHEAPER = 0.98  # a larger forward is taken when it costs less than this share of the smaller one
 
 
@@ -342,6 +343,14 @@ class Priced:
         reach = self._reach.get(slot, _REACH[1])
         useful = 2 * o.record.accepted
         self._reach[slot] = min(max(useful + least, reach - 2, least), self.most.nodes)
+
+    def table(self, context: int) -> dict[str, list[tuple[int, float]]]:
+        """The price lists as they are now: seconds of forwards of 1, 2, … tokens, of the target and of draft models."""
+        lists = {"target": self.prices, **self._drafters}
+        return {
+            name: [(n, p.seconds(n, context)) for n in range(1, min(p.curve.sizes[-1], TABLE) + 1)]
+            for name, p in lists.items()
+        }
 
     def report(self) -> dict[str, str]:
         """A word on each drafter: active when something of it was verified in the last steps, else paused and why."""

@@ -1,8 +1,9 @@
 """From logits to a choice: one code path for the target and for a draft model.
 
 Order: logit bias; repetition penalty (over prompt and output), presence and frequency penalties (over the output);
-temperature; top-k; top-p; min-p. The choice itself is Gumbel-max with keyed noise, so the token at a position is a
-deterministic function of the filtered distribution, the seed, the position and the token ids; greedy is temperature 0.
+what a constraint allows; temperature; top-k; top-p; min-p. The choice itself is Gumbel-max with keyed noise, so the
+token at a position is a deterministic function of the filtered distribution, the seed, the position and the token ids;
+greedy is temperature 0.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.core import noise
+from slipstream.core.ports import Constraint
 from slipstream.core.types import Array, SamplingParams
 
 Probs = npt.NDArray[np.float64]
@@ -39,14 +41,16 @@ class Filtered:
 
 
 class Sampler:
-    """The settings of one sequence and the tokens that its penalties look at.
+    """The settings of one sequence, the tokens that its penalties look at, and what its constraint allows.
 
-    `path` arguments are drafted tokens that follow the committed ones: a penalty sees them as if they were there,
-    and nothing of them stays.
+    `path` arguments are drafted tokens that follow the committed ones: penalties and the constraint see them as if they
+    were there, and nothing of them stays.
     """
 
-    def __init__(self, params: SamplingParams, prompt: Sequence[int] = ()) -> None:
-        self.params = params
+    def __init__(
+        self, params: SamplingParams, prompt: Sequence[int] = (), constraint: Constraint | None = None
+    ) -> None:
+        self.params, self.constraint = params, constraint
         self._seen = set(prompt) if params.repetition_penalty != 1 else set()
         self._output: Counter[int] = Counter()
         self._bias_ids = np.fromiter(params.logit_bias.keys(), np.int64)
@@ -56,13 +60,18 @@ class Sampler:
         if self.params.penalised:
             self._seen.add(token)
             self._output[token] += 1
+        if self.constraint is not None:
+            self.constraint.append(token)
 
     def adjusted(self, row: Array, path: Sequence[int] = ()) -> Array:
-        """Logits after bias and penalties; the row itself when there are none."""
+        """Logits after bias and penalties, -inf for what the constraint forbids; the row itself when there are none."""
         p = self.params
-        if not (p.logit_bias or p.penalised):
-            return row
-        row = row.copy()
+        if p.logit_bias or p.penalised:
+            row = self._penalised(row.copy(), path)
+        return row if self.constraint is None else _masked(row, self.constraint.allowed(path))
+
+    def _penalised(self, row: Array, path: Sequence[int]) -> Array:
+        p = self.params
         inside = self._bias_ids < row.size
         row[self._bias_ids[inside]] += self._bias[inside]
         if p.repetition_penalty != 1:  # Keskar et al. 2019
@@ -84,12 +93,16 @@ class Sampler:
         if p.greedy:
             top = int(row.argmax())
             return Filtered(np.array([top]), np.zeros(1))
+        ids: npt.NDArray[np.int64] | None = None
+        if self.constraint is not None:  # often a handful out of all
+            ids = np.flatnonzero(row > -np.inf)
+            row = row[ids]
         scores = row.astype(np.float64)
         scores /= p.temperature
-        ids: npt.NDArray[np.int64] | None = None
         if 0 < p.top_k < scores.size:
-            ids = _largest(scores, p.top_k)
-            scores = scores[ids]
+            inside = _largest(scores, p.top_k)
+            ids = inside if ids is None else ids[inside]
+            scores = scores[inside]
         if p.top_p < 1:
             inside = _nucleus(scores, p.top_p)
             ids = inside if ids is None else ids[inside]
@@ -122,6 +135,18 @@ class Sampler:
         if not self.params.greedy:
             scores += self.params.temperature * noise.gumbel(self.params.seed, noise.TARGET, position, ids)
         return float(scores[0] - scores[1])
+
+
+def _masked(row: Array, allowed: npt.NDArray[np.bool_]) -> Array:
+    """A row may be shorter than the vocabulary (a draft model's). Where all that it has is forbidden, what is chosen
+    here is never said: it stays as it is."""
+    allowed = allowed[: row.size]
+    if not allowed.any():
+        return row
+    out = np.full_like(row, -np.inf)
+    left = row[: allowed.size][allowed]
+    out[: allowed.size][allowed] = left if left.max() > -np.inf else 0.0
+    return out
 
 
 def draw(probs: Probs, seed: int, stream: int, position: int, root: int) -> int:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from itertools import zip_longest
 from typing import Any
 
 from slipstream.core.types import StepRecord
@@ -35,6 +36,7 @@ class Stats:
     draft_s: float = 0.0
     forward_s: float = 0.0
     verify_s: float = 0.0
+    saved_s: float | None = None  # against plain steps for the same tokens, by the prices; None: no step had any
     accepted_per_position: list[int] = field(default_factory=list)
     verified_per_position: list[int] = field(default_factory=list)
     by_drafter: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -63,6 +65,8 @@ class Stats:
         self.draft_s += r.draft_s
         self.forward_s += r.forward_s
         self.verify_s += r.verify_s
+        if r.plain_s is not None and r.price_s is not None:
+            self.saved_s = (self.saved_s or 0.0) + r.emitted * r.plain_s - r.price_s - r.draft_s
         _raise_to(self.accepted_per_position, r.accepted)
         _raise_to(self.verified_per_position, r.depth)
         for name, n in r.verified_origins.items():
@@ -72,6 +76,25 @@ class Stats:
 
     def _drafter(self, name: str) -> dict[str, int]:
         return self.by_drafter.setdefault(name, {"verified": 0, "accepted": 0})
+
+    def plus(self, other: Stats) -> Stats:
+        """The sums of both."""
+        total = Stats()
+        for f in fields(Stats):
+            a, b = getattr(self, f.name), getattr(other, f.name)
+            if isinstance(a, list):
+                value: Any = [x + y for x, y in zip_longest(a, b, fillvalue=0)]
+            elif isinstance(a, dict):
+                names = [*a, *(name for name in b if name not in a)]
+                counts = [(a.get(name, {}), b.get(name, {})) for name in names]
+                keys = ("verified", "accepted")
+                value = {
+                    n: {k: x.get(k, 0) + y.get(k, 0) for k in keys} for n, (x, y) in zip(names, counts, strict=True)
+                }
+            else:
+                value = b if a is None else a if b is None else a + b
+            setattr(total, f.name, value)
+        return total
 
     @property
     def discarded(self) -> int:

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.core import noise
-from slipstream.core.ports import Model, Want
+from slipstream.core.ports import Constraint, Model, Resumable, Saved, Want
 from slipstream.core.sampling import Probs, Sampler
 from slipstream.core.types import EMPTY_DRAFT, Array, Draft, SamplingParams, Span, Verdict
 
@@ -65,14 +65,20 @@ class ModelDrafter:
         self.n_shared = n_shared or model.caps.n_vocab
         self.n_target = n_target or model.caps.n_vocab
         self._slots: dict[int, _Slot] = {}
+        self._constraints: dict[int, Constraint] = {}
+
+    def constrain(self, slot: int, constraint: Constraint) -> None:
+        """The next sequence that begins in `slot` keeps to this, and so do its drafts."""
+        self._constraints[slot] = constraint
 
     def begin(self, slot: int, tokens: Sequence[int], params: SamplingParams, cached: int = 0) -> None:
+        constraint = self._constraints.pop(slot, None)
         old = self._slots.get(slot)
         kept, start = (old.seen, old.start) if old else ([], 0)
         if not kept or len(kept) != self.model.n_past(slot):  # interrupted, or somebody else has used the slot
             self.model.truncate(slot, 0)
             kept, start = [], 0
-        s = self._slots[slot] = _Slot(Sampler(params, tokens), kept, start, len(tokens))
+        s = self._slots[slot] = _Slot(Sampler(params, tokens, constraint), kept, start, len(tokens))
         self._cut(slot, s, cached)
 
     def lag(self, slot: int, n_tokens: int) -> tuple[int, int]:
@@ -164,6 +170,21 @@ class ModelDrafter:
         """Nothing to do: the next `begin` says how much of the cache may stay."""
         return None
 
+    def save(self, slot: int) -> Saved:
+        """See core.ports.Resumable; an empty state where the model cannot be put aside."""
+        s = self._slots.get(slot)
+        if s is None or not isinstance(self.model, Resumable) or len(s.seen) != self.model.n_past(slot):
+            return Saved(None, 0)
+        inner = self.model.save(slot)
+        return Saved((tuple(s.seen), s.start, inner), inner.n_bytes + 8 * len(s.seen))
+
+    def load(self, slot: int, saved: Saved) -> None:
+        self._slots.pop(slot, None)  # unless its state comes back, the next `begin` empties the slot
+        if saved.data is not None and isinstance(self.model, Resumable):
+            seen, start, inner = saved.data
+            self.model.load(slot, inner)
+            self._slots[slot] = _Slot(Sampler(SamplingParams()), list(seen), start)
+
 
 def options(
     sampler: Sampler, row: Array, path: Sequence[int], position: int, root: int, width: int, own: bool, n_target: int
@@ -195,11 +216,11 @@ def options(
 
 
 def _best(row: Array, width: int) -> list[Option]:
-    """The largest logits, largest first, with their probabilities."""
-    ids = _largest_first(row, width)
+    """The largest logits, largest first, with their probabilities; of allowed tokens alone."""
+    ids = [i for i in dict.fromkeys(_largest_first(row, width).tolist()) if row[i] > -np.inf]
     norm = float(np.exp(row - row[ids[0]]).sum())
     probs = [float(np.exp(row[i] - row[ids[0]])) / norm for i in ids]
-    return [Option(int(i), p, None, (rank, _bin(p))) for rank, (i, p) in enumerate(zip(ids, probs, strict=True))]
+    return [Option(i, p, None, (rank, _bin(p))) for rank, (i, p) in enumerate(zip(ids, probs, strict=True))]
 
 
 def _largest_first(scores: npt.NDArray[Any], n: int) -> npt.NDArray[np.int64]:
