@@ -7,22 +7,28 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from slipstream.core.loop import Loop
 from slipstream.core.policy import Fixed
-from slipstream.core.ports import Drafter, Expecting, Model, Policy
+from slipstream.core.ports import Drafter, Expecting, Model, Policy, Resumable
+from slipstream.core.priced import Priced
 from slipstream.core.sequence import Sequence as TokenSequence
 from slipstream.core.verify import LOSSY, verifier
 from slipstream.drafting import DEFAULT
-from slipstream.errors import CapabilityError, ContextError, InputError, UsageError
+from slipstream.errors import CapabilityError, ContextError, InputError, RollbackError, UnknownName, UsageError
 from slipstream.generation import Chunk, Generation, Request, Result
+from slipstream.shelf import Shelf, Shelved, common
 from slipstream.text.chat import render
 from slipstream.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from slipstream.drafting import Draft
     from slipstream.opening import OpenOptions
+    from slipstream.text.grammar import Grammars
+
+_WORTH = 32  # tokens: what would not save the reading of so many is not put aside
 
 
 class Engine:
@@ -41,7 +47,9 @@ class Engine:
         verify: str = "exact",
         name: str = "target",
         owned: Sequence[Model] = (),
+        cache_ram: int = 0,
     ) -> None:
+        """`cache_ram`: bytes for states of sequences that have lost their slot."""
         self.model, self.tokenizer, self.verify, self.name = model, tokenizer, verify, name
         self.drafters: tuple[Drafter, ...] = several(drafter)
         self._owned = [model, *owned]
@@ -55,6 +63,8 @@ class Engine:
             )
         self._active: dict[int, Generation] = {}
         self._cached: list[list[int]] = [[] for _ in range(model.caps.n_slots)]
+        self._used = [0] * model.caps.n_slots  # when each slot was last given away, counted in requests
+        self.shelf = Shelf(cache_ram if isinstance(model, Resumable) else 0)
 
     @classmethod
     def open(cls, target: str, draft: Draft = DEFAULT, options: OpenOptions | None = None, **settings: Any) -> Engine:
@@ -113,8 +123,8 @@ class Engine:
             raise InputError("the prompt is empty", "give at least one character")
         verify = request.verify or self.verify
         how = verifier(verify, self.policy.most.width)
-        slot = self._free_slot(prompt if request.reuse_cache else ())
-        cached = self._prepare(slot, prompt, request.reuse_cache)
+        only = self._only(request)
+        slot, cached = self._place(prompt, request.reuse_cache)
         seq = TokenSequence(
             slot,
             prompt,
@@ -122,8 +132,11 @@ class Engine:
             n_ctx if request.max_tokens is None else min(n_ctx, len(prompt) + request.max_tokens),
             frozenset() if request.ignore_end else self.tokenizer.ends,
             how,
-            request.speculative and bool(self.drafters),
+            request.speculative and bool(self.drafters if only is None else only),
             request.logprobs,
+            None if request.constraint is None else request.constraint.fork(),
+            only,
+            request.max_nodes,
         )
         self._expect(slot, request)
         generation = Generation(seq, self.tokenizer, request.stop, cached, self._notes(request, verify))
@@ -164,6 +177,7 @@ class Engine:
             if slot not in self._active:
                 self.model.truncate(slot, 0)
                 self._cached[slot] = []
+        self.shelf.clear()
 
     def close(self) -> None:
         """Free the models; safe to call twice. Whatever is asked of the engine afterwards is refused."""
@@ -212,6 +226,17 @@ class Engine:
             "reason": reason,
         }
 
+    def prices(self, context: int = 256) -> dict[str, list[tuple[int, float]]]:
+        """Seconds of forwards of 1, 2, … tokens behind so much context, by model; nothing where none are used."""
+        return self.policy.table(context) if isinstance(self.policy, Priced) else {}
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """Compiles what an answer shall keep to (Request.constraint)."""
+        from slipstream.text.grammar import Grammars
+
+        return Grammars(self.tokenizer, self.model.caps.n_vocab)
+
     def _expect(self, slot: int, request: Request) -> None:
         """Tell the drafters that can use it what the answer is expected to be like."""
         if request.prediction is None:
@@ -228,6 +253,8 @@ class Engine:
             notes.append("the prediction was not used: no drafter takes one (add predicted to the drafters)")
         if not request.speculative:
             notes.append("drafting was off: the request asked for plain decoding")
+        elif request.drafters is not None and not request.drafters:
+            notes.append("drafting was off: the request named no drafter")
         elif self.status["reason"]:
             notes.append(f"drafting was off: {self.status['reason']}")
         if verify in LOSSY and request.speculative and not request.sampling.greedy:
@@ -240,15 +267,15 @@ class Engine:
         if threading.get_ident() != self._thread:
             raise UsageError("an Engine belongs to the thread that opened it", "use slipstream.AsyncEngine")
 
-    def encode_chat(self, messages: Sequence[Any]) -> list[int]:
+    def encode_chat(self, messages: Sequence[Any], tools: Sequence[Any] | None = None) -> list[int]:
         """Tokens of a conversation through the model's own template."""
         self._check_thread()
         t = self.tokenizer
-        return t.encode(render(messages, t.chat_template, t.bos, t.eos), special=True)
+        return t.encode(render(messages, t.chat_template, t.bos, t.eos, tools=tools), special=True)
 
     def _tokens(self, request: Request) -> list[int]:
         if request.messages is not None:
-            return self.encode_chat(request.messages)
+            return self.encode_chat(request.messages, request.tools)
         if isinstance(request.prompt, str):
             return self.tokenizer.encode(request.prompt)
         ids = [int(t) for t in request.prompt or ()]
@@ -258,22 +285,66 @@ class Engine:
             )
         return ids
 
-    def _free_slot(self, prompt: Sequence[int]) -> int:
+    def _only(self, request: Request) -> frozenset[str] | None:
+        """The drafters that this request may use; None: all. Raises UnknownName."""
+        if request.drafters is None:
+            return None
+        known = [d.name for d in self.drafters]
+        for name in request.drafters:
+            if name not in known:
+                raise UnknownName("drafter", name, known or ["none"])
+        return frozenset(request.drafters)
+
+    def _place(self, prompt: Sequence[int], reuse: bool) -> tuple[int, int]:
+        """A free slot for this prompt, cut to what both begin with; how many tokens that is."""
         free = [i for i in range(self.model.caps.n_slots) if i not in self._active]
         if not free:
             raise UsageError(f"all {self.model.caps.n_slots} slots are busy", "open the engine with more n_slots")
-        # The most to reuse; failing that, the least to lose.
-        return max(free, key=lambda i: (_common(self._cached[i], prompt), -len(self._cached[i])))
+        same = {i: self._reusable(self._cached[i], prompt) if reuse else 0 for i in free}
+        shelved, kept = self.shelf.best(prompt) if reuse else (None, 0)
+        kept = self._reusable(shelved.tokens, prompt) if shelved else 0
+        back = shelved is not None and kept >= max(same.values()) + _WORTH
 
-    def _prepare(self, slot: int, prompt: Sequence[int], reuse: bool) -> int:
-        """Cut the slot to what it shares with the prompt; how many tokens that is."""
-        held = self._cached[slot]
-        same = min(_common(held, prompt), len(prompt) - 1) if reuse else 0
-        if same < len(held) and self.model.caps.rollback != "free":
-            same = 0
-        self.model.truncate(slot, same)
-        self._cached[slot] = list(prompt[:same])
-        return same
+        def worth(i: int) -> tuple[int, int]:
+            """Tokens won less tokens lost; of equals the one that was not used for longest."""
+            won = 0 if back else same[i]
+            return 2 * won - len(self._cached[i]), -self._used[i]
+
+        slot = max(free, key=worth)
+        n = 0 if back else same[slot]
+        if back and shelved is not None:
+            self.shelf.take(shelved)  # before another state needs its room
+        if reuse and len(self._cached[slot]) - n >= _WORTH:
+            self._put_aside(slot)
+        if back and shelved is not None:
+            n = kept if self._bring_back(slot, shelved) else 0
+        self.model.truncate(slot, n)
+        self._cached[slot] = list(prompt[:n])
+        self._used[slot] = max(self._used) + 1
+        return slot, n
+
+    def _reusable(self, held: Sequence[int], prompt: Sequence[int]) -> int:
+        """Tokens of a state that a prompt can begin with; its last token is always evaluated."""
+        n = min(common(held, prompt), len(prompt) - 1)
+        return n if n == len(held) or self.model.caps.rollback == "free" else 0
+
+    def _put_aside(self, slot: int) -> None:
+        if not self.shelf.budget or not isinstance(self.model, Resumable):
+            return
+        drafters = {d.name: d.save(slot) for d in self.drafters if isinstance(d, Resumable)}
+        self.shelf.put(Shelved(tuple(self._cached[slot]), self.model.save(slot), drafters))
+
+    def _bring_back(self, slot: int, shelved: Shelved) -> bool:
+        """Whether it went in; if not, the prompt is read again."""
+        assert isinstance(self.model, Resumable)
+        try:
+            self.model.load(slot, shelved.target)
+            for d in self.drafters:
+                if isinstance(d, Resumable):
+                    d.load(slot, shelved.drafters[d.name])
+        except RollbackError:
+            return False
+        return True
 
     def _release(self, generation: Generation) -> None:
         seq = generation.sequence
@@ -302,12 +373,3 @@ def several(drafter: Drafter | Sequence[Drafter] | None) -> tuple[Drafter, ...]:
     if drafter is None:
         return ()
     return tuple(drafter) if isinstance(drafter, Sequence) else (drafter,)
-
-
-def _common(a: Sequence[int], b: Sequence[int]) -> int:
-    n = 0
-    for x, y in zip(a, b, strict=False):
-        if x != y:
-            break
-        n += 1
-    return n

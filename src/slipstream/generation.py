@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from slipstream.core.ports import Constraint
 from slipstream.core.sequence import Emission, Token
 from slipstream.core.sequence import Sequence as TokenSequence
 from slipstream.core.stats import Stats
@@ -33,6 +34,10 @@ class Request:
     reuse_cache: bool = False  # start from what an earlier request left in a slot, as a chat does
     ignore_end: bool = False  # go on after an end token (benchmarks)
     prediction: str | Sequence[int] | None = None  # what the answer is expected to be like, for the predicted drafter
+    constraint: Constraint | None = None  # a grammar, for one (Engine.grammars); a fork of it is used
+    drafters: Sequence[str] | None = None  # of the engine's, only these; None: all
+    max_nodes: int | None = None  # drafted tokens verified in one step, at most; None: as the policy likes
+    tools: Sequence[Mapping[str, Any]] | None = None  # functions in OpenAI's format, for the chat template
 
     def __post_init__(self) -> None:
         if (self.prompt is None) == (self.messages is None):
@@ -43,6 +48,10 @@ class Request:
             raise InputError(f"max_tokens is {self.max_tokens}", "give 0 or more, or none for no cap")
         if self.logprobs is not None and not 0 <= self.logprobs <= 100:
             raise InputError(f"logprobs is {self.logprobs}", "ask for 0 to 100 alternatives")
+        if self.max_nodes is not None and self.max_nodes < 1:
+            raise InputError(f"max_nodes is {self.max_nodes}", "give 1 or more, or switch drafting off")
+        if self.tools is not None and self.messages is None:
+            raise InputError("tools are given without messages", "tools belong to a conversation")
         if isinstance(self.stop, str):
             raise InputError("stop is a text, not a list of texts", f"use stop=[{self.stop!r}]")
 

@@ -24,6 +24,7 @@ from slipstream.hub import cache_dir, resolve
 from slipstream.hub.fetch import Progress
 from slipstream.models import layout, memory
 from slipstream.models.gguf import GGUFHeader, read_header
+from slipstream.models.machine import available_memory
 from slipstream.text import pairing, vocab
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("slipstream")
 FIXED_K = 4
+MIB = 2**20
 POLICIES = ("priced", "fixed", "off")
 
 
@@ -59,11 +61,14 @@ class OpenOptions:
     gpu_layers: int | None = None  # None: all that fit
     draft_gpu_layers: int | None = None
     check_memory: bool = True
+    cache_ram: int = 0  # MiB for conversations that have lost their slot, so that they need not be read again
     progress: Progress | None = None
 
     def __post_init__(self) -> None:
         if self.n_slots < 1:
             raise InputError(f"n_slots is {self.n_slots}", "it must be at least 1")
+        if self.cache_ram < 0:
+            raise InputError(f"cache_ram is {self.cache_ram} MiB", "it must be 0 or more")
         if self.save_corpus and not self.corpus:
             raise InputError("there is no corpus to save", "name its files with --corpus")
         if isinstance(self.policy, str) and self.policy not in POLICIES:
@@ -225,11 +230,21 @@ def _load(cls: type[Engine], files: Files, drafting: Drafting, policy: Policy | 
             if policy is None:
                 prices[made[-1].name] = Prices(curve_of(draft, files.draft, small, drafts=True))
         policy = policy or Priced(Prices(curve_of(model, files.target, target_options(o))), prices, o.most())
-        return cls(model, tokenizer, made, policy, o.verify, name=Path(files.target.path).name, owned=owned)
+        ram = _spare(o.cache_ram) * MIB
+        name = Path(files.target.path).name
+        return cls(model, tokenizer, made, policy, o.verify, name=name, owned=owned, cache_ram=ram)
     except BaseException:
         for m in (*owned, model):
             m.close()
         raise
+
+
+def _spare(asked: int) -> int:
+    """MiB for states that are put aside: as asked, but no more than half of what the models left."""
+    most = available_memory() // 2 // MIB
+    if asked > most:
+        log.warning("%d MiB for idle conversations were asked for, and %d are used: memory is short", asked, most)
+    return min(asked, most)
 
 
 def target_options(o: OpenOptions) -> LlamaOptions:

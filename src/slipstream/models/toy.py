@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from slipstream.core.ports import Saved
 from slipstream.core.types import Array, Capabilities, Rollback, Span
 from slipstream.errors import RollbackError, UsageError
 
@@ -135,6 +136,14 @@ class ToyModel:
             raise RollbackError("a recurrent state cannot be cut", "evaluate the prompt again")
         del s.past[n_past:]
         s.state, s.span = (s.state if n_past else 0), None
+
+    def save(self, slot: int) -> Saved:
+        s = self._slots[slot]
+        return Saved((tuple(s.past), s.state), 8 * len(s.past) + 8)
+
+    def load(self, slot: int, saved: Saved) -> None:
+        past, state = saved.data
+        self._slots[slot] = _Slot(list(past), state)
 
     def close(self) -> None:
         self._slots = []

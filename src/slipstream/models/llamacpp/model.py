@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from slipstream.core.ports import Saved
 from slipstream.core.types import Array, Capabilities, Rollback, Span
 from slipstream.errors import ContextError, InputError, MemoryShortage, ModelFileError, RollbackError, UsageError
 from slipstream.models import layout
@@ -226,6 +227,26 @@ class LlamaModel:
                 f"the cache ends at position {last}, but {s.n_past - 1} was expected after a rollback",
                 "please report this with the model's name",
             )
+
+    # Putting a slot aside.
+
+    def save(self, slot: int) -> Saved:
+        s = self._slots[slot]
+        size = self._low.llama_state_seq_get_size(self._ctx, s.main)
+        data = (ctypes.c_uint8 * size)()
+        if self._low.llama_state_seq_get_data(self._ctx, data, size, s.main) != size:
+            raise RollbackError("llama.cpp could not save a slot's state", "use --cache-ram 0")
+        return Saved((data, s.n_past), size)
+
+    def load(self, slot: int, saved: Saved) -> None:
+        data, n_past = saved.data
+        self.truncate(slot, 0)
+        s = self._slots[slot]
+        if self._low.llama_state_seq_set_data(self._ctx, data, len(data), s.main) == 0:
+            self.truncate(slot, 0)
+            raise RollbackError("a slot's state could not be put back: the cache has no room for it", "")
+        s.n_past = n_past
+        self._check(s)
 
     # Recurrent and hybrid models: a checkpoint before a verified draft, restored and replayed after a rejection.
 
