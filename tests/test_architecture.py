@@ -18,7 +18,7 @@ FLOORS = {
     **dict.fromkeys(("errors", "files"), 0),
     "core": 1,
     **dict.fromkeys(("drafters", "models", "text", "hub", "data"), 2),
-    **dict.fromkeys(("engine", "generation", "opening", "drafting", "pricing", "aio"), 3),
+    **dict.fromkeys(("engine", "generation", "opening", "drafting", "pricing", "shelf", "worker", "aio"), 3),
     **dict.fromkeys(("serve", "advise"), 4),
     **dict.fromkeys(("cli", "__main__"), 5),
 }

@@ -14,7 +14,7 @@ from helpers import make_drafter, markov_table, outcome, toy_engine
 from slipstream.aio import AsyncEngine
 from slipstream.core.types import Array, Span
 from slipstream.engine import Engine
-from slipstream.errors import ContextError, InputError, SlipstreamError, UsageError
+from slipstream.errors import ContextError, EngineFailure, InputError, SlipstreamError
 from slipstream.generation import Request
 from slipstream.models.toy import ToyModel, ToyTokenizer
 from test_engine import EXPECTED, REQUESTS
@@ -199,9 +199,9 @@ def test_close_answers_those_who_run_and_those_who_wait() -> None:
         await asyncio.sleep(0.01)
         model.gate.set()
         answers = await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 5)
-        assert all(isinstance(a, UsageError) and "closed" in str(a) for a in answers)
+        assert all(isinstance(a, EngineFailure) and "closed" in str(a) for a in answers)
         await closing
-        with pytest.raises(UsageError, match="closed"):
+        with pytest.raises(EngineFailure, match="closed"):
             await engine.generate([1])
         await engine.close()  # twice is once
 
@@ -223,7 +223,7 @@ def test_a_request_that_comes_while_the_engine_closes_is_answered_too() -> None:
             answers = await asyncio.wait_for(asyncio.gather(first, late, return_exceptions=True), 2)
         finally:
             await closing
-        assert all(isinstance(a, UsageError) for a in answers)
+        assert all(isinstance(a, EngineFailure) for a in answers)
 
     run(main())
 

@@ -5,77 +5,169 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
-from collections.abc import AsyncIterator, Callable
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from slipstream.engine import Engine
-from slipstream.errors import UsageError
-from slipstream.generation import Chunk, Generation, Request, Result
+from slipstream.errors import EngineFailure, Overload
+from slipstream.generation import Chunk, Request, Result
+from slipstream.worker import Event, Job, Silent, State, Watch, Worker
 
-_Deliver = Callable[[Chunk | None, Generation | None, BaseException | None], None]
+T = TypeVar("T")
+_Parcels = Sequence[tuple[Job, Event | BaseException]]
+_LONGEST_WAIT = 60  # seconds, of what Retry-After says
+
+
+@dataclass(eq=False)
+class _Asked(Job):
+    """A job and where its asker, who runs in an event loop, looks for events."""
+
+    box: asyncio.Queue[Event | BaseException] = field(default_factory=asyncio.Queue)
+
+
+@dataclass(frozen=True)
+class _Mail:
+    """The Outlet to one event loop."""
+
+    loop: asyncio.AbstractEventLoop
+
+    def deliver(self, parcels: _Parcels) -> None:
+        with suppress(RuntimeError):  # the loop is gone: nobody is waiting
+            self.loop.call_soon_threadsafe(_put, parcels)
+
+
+def _put(parcels: _Parcels) -> None:
+    for job, event in parcels:
+        assert isinstance(job, _Asked)
+        job.box.put_nowait(event)
 
 
 class AsyncEngine:
     """`open_engine` is called in the owning thread, for example `lambda: Engine.open("smollm2-135m")`.
 
-    Requests wait for a free slot in the order in which they came.
+    Requests wait for a free slot in the order in which they came; one with several choices takes one slot at a time
+    while others wait. `max_waiting` bounds the choices that wait (None: no bound), `max_seconds` the life of each
+    request. `watch` is told what happens, in the owning thread.
     """
 
-    def __init__(self, open_engine: Callable[[], Engine]) -> None:
-        self._inbox: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
-        self._opened: queue.SimpleQueue[BaseException | None] = queue.SimpleQueue()
+    def __init__(
+        self,
+        open_engine: Callable[[], Engine],
+        max_waiting: int | None = None,
+        max_seconds: float | None = None,
+        watch: Watch | None = None,
+    ) -> None:
+        self._max_waiting, self._max_seconds = max_waiting, max_seconds
+        self._watch = watch or Silent()
+        self._opened: queue.SimpleQueue[Worker | BaseException] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, args=(open_engine,), name="slipstream-engine", daemon=True)
-        self._closed = False
         self._thread.start()
-        failure = self._opened.get()
-        if failure is not None:
-            raise failure
+        opened = self._opened.get()
+        if isinstance(opened, BaseException):
+            raise opened
+        self._worker = opened
+
+    # -- requests -------------------------------------------------------------------------------------------------
 
     async def generate(self, prompt: Any = None, **request: Any) -> Result:
-        generation: Generation | None = None
-        async for _, generation in self._chunks(Request(prompt, **request)):  # noqa: B007
+        event: Event | None = None
+        async for event in self.run([Request(prompt, **request)]):  # noqa: B007
             pass
-        if generation is None:
-            raise UsageError("the engine was closed")
-        return generation.result()
+        assert event is not None
+        return event.generation.result()
 
     async def stream(self, prompt: Any = None, **request: Any) -> AsyncIterator[Chunk]:
         """Chunks as they come; leaving the loop early cancels the request and frees its slot."""
-        async for chunk, _ in self._chunks(Request(prompt, **request)):
-            if chunk is not None:
-                yield chunk
+        async for event in self.run([Request(prompt, **request)]):
+            if event.chunk is not None:
+                yield event.chunk
 
-    async def _chunks(self, request: Request) -> AsyncIterator[tuple[Chunk | None, Generation]]:
-        loop = asyncio.get_running_loop()
-        box: asyncio.Queue[tuple[Chunk | None, Generation | None, BaseException | None]] = asyncio.Queue()
+    async def run(self, requests: Sequence[Request]) -> AsyncIterator[Event]:
+        """The choices of one request, as their chunks come; leaving the loop early cancels all of them.
 
-        def deliver(chunk: Chunk | None, generation: Generation | None, error: BaseException | None) -> None:
-            with suppress(RuntimeError):  # the asker's event loop is gone: nobody is waiting
-                loop.call_soon_threadsafe(box.put_nowait, (chunk, generation, error))
-
-        if not self._thread.is_alive():
-            raise UsageError("the engine is closed")
-        self._inbox.put(("submit", (request, deliver)))
-        if self._closed:  # it may have come too late to be read
-            deliver(None, None, UsageError("the engine was closed"))
+        Raises Overload when too many requests wait, EngineFailure, TimeLimit, and what Engine.submit and step do.
+        """
+        box: asyncio.Queue[Event | BaseException] = asyncio.Queue()
+        now = time.monotonic()
+        deadline = None if self._max_seconds is None else now + self._max_seconds
+        job = _Asked(list(requests), _Mail(asyncio.get_running_loop()), now, deadline, box=box)
+        self._submit(job)
+        left = len(job.requests)
         try:
-            while True:
-                chunk, generation, error = await box.get()
-                if error is not None:
-                    raise error
-                assert generation is not None
-                yield chunk, generation
-                if generation.done and chunk is None:
-                    return
+            while left:
+                event = await box.get()
+                if isinstance(event, BaseException):
+                    raise event
+                left -= event.chunk is None
+                yield event
         finally:
-            self._inbox.put(("cancel", deliver))
+            self._worker.post("cancel", job)
+
+    def _submit(self, job: Job) -> None:
+        """Raises Overload, or EngineFailure where nobody would ever answer."""
+        self._check_alive()
+        n = len(job.requests)
+        if not self._worker.join(job, self._max_waiting):
+            message = f"{self.state.waiting} requests wait already, and {n} more would be too many"
+            error = Overload(message, "try again later", self._retry_after())
+            self._watch.failed(error)
+            raise error
+        self._worker.post("submit", job)
+        if self._worker.ended:  # it may have come too late to be read
+            self._worker.fail(job, self._gone())
+
+    def _retry_after(self) -> int:
+        state = self.state
+        wait = state.usual_s * (state.waiting + 1) / max(state.slots, 1)
+        return max(1, min(round(wait), _LONGEST_WAIT))
+
+    async def call(self, function: Callable[[Engine], T]) -> T:
+        """What `function` makes of the engine, in its own thread, between two steps."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[T] = loop.create_future()
+
+        def settle(value: Any, error: BaseException | None) -> None:
+            def in_loop() -> None:
+                if not future.done():
+                    future.set_exception(error) if error else future.set_result(value)
+
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(in_loop)
+
+        self._check_alive()
+        self._worker.post("call", (function, settle))
+        if self._worker.ended:
+            settle(None, self._gone())
+        return await future
+
+    # -- life -----------------------------------------------------------------------------------------------------
+
+    @property
+    def state(self) -> State:
+        """How the owning thread is; may be asked from any thread."""
+        return self._worker.state
+
+    def give_up(self, why: str) -> None:
+        """The owning thread hangs: every request gets an EngineFailure now. Should it come back, it goes on."""
+        self._worker.give_up(why)
 
     async def close(self) -> None:
-        self._inbox.put(("close", None))
+        """Every request that runs or waits gets an EngineFailure; the models are freed."""
+        self._worker.post("close", None)
         await asyncio.to_thread(self._thread.join)
 
-    # -- the owning thread ----------------------------------------------------------------------------------------
+    def _check_alive(self) -> None:
+        if not self._thread.is_alive() or self._worker.ended:
+            raise self._gone()
+
+    def _gone(self) -> BaseException:
+        crash = self._worker.crash
+        if crash:
+            return EngineFailure(f"the models' thread has crashed: {crash}", "start it again")
+        return EngineFailure("the engine was closed")
 
     def _run(self, open_engine: Callable[[], Engine]) -> None:
         try:
@@ -83,82 +175,7 @@ class AsyncEngine:
         except BaseException as e:
             self._opened.put(e)
             return
-        self._opened.put(None)
         with engine:
-            worker = _Worker(engine, self._inbox)
-            try:
-                worker.run()
-            finally:
-                self._closed = True
-                worker.turn_away()
-
-
-class _Worker:
-    def __init__(self, engine: Engine, inbox: queue.SimpleQueue[tuple[str, Any]]) -> None:
-        self.engine, self.inbox = engine, inbox
-        self.waiting: list[tuple[Request, _Deliver]] = []
-        self.running: dict[Generation, _Deliver] = {}
-
-    def run(self) -> None:
-        while self._read():
-            self._admit()
-            if self.running:
-                self._step()
-
-    def turn_away(self) -> None:
-        """Nobody waits for ever: every request that runs, waits or is still unread gets an error."""
-        while not self.inbox.empty():
-            what, content = self.inbox.get()
-            if what == "submit":
-                self.waiting.append(content)
-        closed = UsageError("the engine was closed")
-        for deliver in [d for _, d in self.waiting] + list(self.running.values()):
-            deliver(None, None, closed)
-
-    def _read(self) -> bool:
-        """Take messages; blocks only when there is nothing to do. False: close."""
-        while True:
-            try:
-                what, content = self.inbox.get(block=not (self.running or self.waiting))
-            except queue.Empty:
-                return True
-            if what == "close":
-                return False
-            if what == "submit":
-                self.waiting.append(content)
-            else:
-                self._cancel(content)
-
-    def _cancel(self, deliver: _Deliver) -> None:
-        self.waiting = [w for w in self.waiting if w[1] is not deliver]
-        for generation in [g for g, d in self.running.items() if d is deliver]:
-            self.engine.cancel(generation)
-            del self.running[generation]
-
-    def _admit(self) -> None:
-        while self.waiting and len(self.running) < self.engine.model.caps.n_slots:
-            request, deliver = self.waiting.pop(0)
-            try:
-                generation = self.engine.submit(request)
-            except BaseException as e:
-                deliver(None, None, e)
-                continue
-            if generation.done:
-                deliver(None, generation, None)
-            else:
-                self.running[generation] = deliver
-
-    def _step(self) -> None:
-        try:
-            chunks = self.engine.step()
-        except BaseException as e:
-            for deliver in self.running.values():
-                deliver(None, None, e)
-            self.running = {}
-            return
-        for generation, chunk in chunks.items():
-            deliver = self.running[generation]
-            deliver(chunk, generation, None)
-            if generation.done:
-                deliver(None, generation, None)
-                del self.running[generation]
+            worker = Worker(engine, self._watch)
+            self._opened.put(worker)
+            worker.run()
