@@ -20,11 +20,14 @@ How each server's own names map to that:
 - SGLang has gauges: values of its last few steps, whoever asked for them. The difference of two readings means nothing,
   so they are shown as they are, and never beside a request. Its length counts the bonus token; its rate counts it too
   (on both sides of the fraction) in older versions only.
+- Slipstream's own server means what this module means. At a stop it counts what was delivered. Where nothing of a
+  prompt was left to read, the first token comes with a step of its own: the forwards are then one more than here.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -36,10 +39,12 @@ _FIELDS = {
     "spec_decode_num_drafts": "drafts",
     "tokens_predicted": "generated",  # llama.cpp
     "generation_tokens": "generated",  # vLLM, SGLang
+    "generated_tokens": "generated",  # Slipstream
 }
 _POSITIONS = "spec_decode_num_accepted_tokens_per_pos"
+_OURS = "^(slipstream)_"  # Prometheus keeps colons for rules, so our own names have none
 _GAUGES = frozenset({"spec_accept_length", "spec_accept_rate"})
-_ENGINES = {"llamacpp": "llama.cpp", "vllm": "vLLM", "sglang": "SGLang"}
+_ENGINES = {"llamacpp": "llama.cpp", "vllm": "vLLM", "sglang": "SGLang", "slipstream": "Slipstream"}
 
 
 @dataclass(frozen=True)
@@ -142,7 +147,7 @@ def read(text: str) -> Reading | None:
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
-                prefix, _, name = sample.name.removesuffix("_total").partition(":")
+                prefix, _, name = re.sub(_OURS, r"\1:", sample.name).removesuffix("_total").partition(":")
                 if prefix not in _ENGINES:
                     continue
                 engine, value = _ENGINES[prefix], count(sample.value)

@@ -29,6 +29,7 @@ from slipstream.cli import (
     pull,
     report,
     run,
+    serve,
     tune_draft,
     workload,
 )
@@ -62,7 +63,7 @@ def _root(
 
 
 COMMANDS = (
-    demo, run, chat, advise, report, export, bench, audit, check, cost, doctor, matrix, models, pull, tune_draft,
+    demo, run, chat, serve, advise, report, export, bench, audit, check, cost, doctor, matrix, models, pull, tune_draft,
     workload,
 )  # fmt: skip
 for module in COMMANDS:

@@ -1,0 +1,1 @@
+"""The server: OpenAI-compatible, several requests at once, nothing lost."""
