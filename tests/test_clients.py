@@ -3,8 +3,10 @@
 import asyncio
 import json
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import openai
 import pytest
@@ -29,6 +31,15 @@ WEATHER = {
 }
 CHOICE = {"type": "function", "function": {"name": "get_weather"}}
 TEXT = "one two three four five six seven eight nine ten eleven twelve"
+
+
+PAGES = Path(__file__).parent.parent / "docs" / "clients"
+URL = "http://127.0.0.1:8080/v1"  # as the pages have it
+
+
+def blocks(page, language):
+    """The code on a page of the documents."""
+    return re.findall(rf"```{language}\n(.*?)```", (PAGES / f"{page}.md").read_text("utf-8"), re.DOTALL)
 
 
 class Person(BaseModel):
@@ -236,7 +247,7 @@ def test_too_many_requests_say_when_to_come_back():
 # --- llm ----------------------------------------------------------------------------------------------------------
 
 
-def llm(folder, *arguments, keys=True):
+def llm(folder, *arguments):
     """The command line's output; `llm` knows only what is in its folder."""
     env = {**os.environ, "LLM_USER_PATH": str(folder), "LLM_LOAD_PLUGINS": ""}
     done = subprocess.run(
@@ -247,18 +258,14 @@ def llm(folder, *arguments, keys=True):
 
 
 def test_llm(url, client, tmp_path):
-    entry = (
-        f"- model_id: slip\n  model_name: {NAME}\n  api_base: {url}\n  api_key_name: slip\n  supports_schema: true\n"
-    )
-    (tmp_path / "extra-openai-models.yaml").write_text(entry + "  supports_tools: true\n")
-    (tmp_path / "keys.json").write_text(json.dumps({"slip": KEY}))
+    [entry] = blocks("llm", "yaml")
+    (tmp_path / "extra-openai-models.yaml").write_text(entry.replace(URL, url) + "  api_key_name: slipstream\n")
+    (tmp_path / "keys.json").write_text(json.dumps({"slipstream": KEY}))
     expected = client.chat.completions.create(model=NAME, messages=ASK, max_tokens=24, temperature=0)
-    asked = ("-m", "slip", "-o", "temperature", "0", "-o", "max_tokens", "24", ASK[0]["content"])
+    asked = ("-m", "slipstream", "-o", "temperature", "0", "-o", "max_tokens", "24", ASK[0]["content"])
     for how in ((), ("--no-stream",)):
         assert llm(tmp_path, "prompt", *how, *asked).strip() == expected.choices[0].message.content.strip()
-    log = json.loads(llm(tmp_path, "logs", "list", "--json", "-n", "1"))
-    assert log[0]["output_tokens"] == 24
-    made = llm(tmp_path, "-m", "slip", "-o", "temperature", "0", "--schema", "name, age int", "Invent a person.")
+    made = llm(tmp_path, "-m", "slipstream", "-o", "temperature", "0", "--schema", "name, age int", "Invent a person.")
     assert isinstance(json.loads(made)["age"], int)
 
 
@@ -305,3 +312,18 @@ def test_langchain_structures_its_output(chain, method):
     except ValidationError as e:  # cut short: the model is a very small one
         pytest.fail(str(e))
     assert isinstance(person, Person)
+
+
+# --- the documents ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("page", "says"), [("openai-python", "drafted tokens accepted"), ("langchain", "")])
+def test_the_examples_run_as_they_stand(url, page, says, capsys):
+    namespace = {"code": "x = 1\nprint(x)\n", "messages": ASK}
+    found = blocks(page, "python")
+    assert len(found) > 1
+    for block in found:
+        exec(block.replace(URL, url).replace('api_key="any"', f"api_key={KEY!r}"), namespace)
+    said = capsys.readouterr().out
+    assert len(said) > 50
+    assert says in said

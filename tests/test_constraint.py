@@ -322,6 +322,15 @@ def test_a_draft_model_checks_what_is_forced_and_drafts_behind_it(kind: str) -> 
     assert len(model.forwards) < 30
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_draft_model_draws_under_the_same_constraint(temperature: float) -> None:
+    """One equal to the target says what the target says: four tokens accepted in every step."""
+    rules = Rules([{0: 1, 3: 2, 5: 1, 9: 0}, {1: 2, 4: 0, 6: 1}, {2: 0, 8: 1, 10: 2}], frozenset(), N, frozenset([END]))
+    engine, r = run(rules, "self", Fixed(4), max_tokens=51, sampling=SamplingParams(temperature=temperature, seed=2))
+    assert r.stats.acceptance_rate == 1.0
+    assert len(engine.model.forwards) == 11  # type: ignore[attr-defined]
+
+
 @pytest.mark.parametrize(
     ("kind", "how", "asked"),
     [
