@@ -264,7 +264,7 @@ def test_what_fails_is_counted_by_kind() -> None:
 
     run(main())
     page = Page(metrics)
-    assert page.by("requests_failed_total", "kind") == {"InputError": 1, "ContextError": 1}
+    assert page.by("requests_failed_total", "kind") == {"InputError": 1, "ContextError": 2}
     assert page.by("requests_finished_total", "finish_reason") == {"stop": 0, "length": 1, "cancelled": 2}
 
 

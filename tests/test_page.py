@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from itertools import pairwise
 
+import httpx
 import pytest
 from playwright.sync_api import expect
 
@@ -173,6 +175,26 @@ def test_the_staircase_marks_the_sizes_that_were_used(open_page: Open) -> None:
         assert page.locator("#prices .used").count() == len(set(sizes))
         counts = page.locator("#prices .count").all_text_contents()
         assert counts == [str(sizes.count(n)) for n in sorted(set(sizes))]
+
+
+BOXES = "all => all.map(e => [e.textContent, e.getBBox().x, e.getBBox().x + e.getBBox().width])"
+
+
+@pytest.mark.parametrize("times", [1e-3, 1.0, 100.0])
+@pytest.mark.parametrize("width", [360, 1280])
+def test_the_staircases_words_have_room(toy_server: str, open_page: Open, width: int, times: float) -> None:
+    with open_page(toy_server, viewport={"width": width, "height": 800}) as page:
+        props = httpx.get(f"{toy_server}/props").json()
+        props["prices"]["target"] = [[n, times * (0.013 + n / 1000)] for n in range(1, 33)]
+        page.route("**/props", lambda r: r.fulfill(json=props))
+        page.reload()
+        expect(page.locator("#prices rect")).to_have_count(16)
+        boxes = page.locator("#prices text").evaluate_all(BOXES)
+        inner = page.locator("#prices svg").evaluate("e => e.viewBox.baseVal.width")
+        assert len(boxes) > 10 and [b for b in boxes if b[1] < 0 or b[2] > inner] == []
+        sizes = [b for b in boxes if b[0].isdigit() and b[0] != "0"]
+        assert sizes[0][0] == "1" and sizes[-1][0] == "16"
+        assert all(right < left for (_, _, right), (_, left, _) in pairwise(sizes))
 
 
 def test_a_policy_without_prices_says_so(server: str, open_page: Open) -> None:

@@ -232,7 +232,7 @@ def test_stop_strings_cut_the_text_and_never_show() -> None:
             chunks = list(asker.stream(MARK, max_tokens=30, stop=stop))
             assert joined(chunks) == "one two "
             assert whole["usage"]["completion_tokens"] == len("one two thr")
-        assert refused(asker, "/v1/completions", prompt="a", stop=["x"] * 17)["param"] == "stop"
+        assert refused(asker, "/v1/completions", prompt="a", stop=["x"] * 65)["param"] == "stop"
         assert refused(asker, "/v1/completions", prompt="a", stop=[""])["param"] == "stop[0]"
 
 

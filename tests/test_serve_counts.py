@@ -51,7 +51,7 @@ def assert_equal(plain: Sequence[Entry], drafted: Sequence[Entry], within: float
 
 @pytest.fixture(scope="module", params=[512, len(PROMPT) + 64], ids=["a cap", "the context's end"])
 def exact(request: pytest.FixtureRequest) -> Iterator[Asker]:
-    """A toy whose draft model is its target, so all is accepted. 64 tokens are the cap, or all that the context holds."""
+    """A toy whose draft model is its target, so all is accepted. 64 tokens are the cap, or what the context holds."""
     n_ctx = request.param
     drafter = make_drafter("self", TABLE, N, n_ctx)
     with live(lambda: with_template(toy_engine(TABLE, N, drafter, 4, n_ctx=n_ctx))) as url:

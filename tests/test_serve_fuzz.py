@@ -46,7 +46,7 @@ def fate(address: tuple[str, int], c: Case) -> int:
                 return status(b"".join(iter(lambda: sock.recv(65536), b"")))
             if c.end == "hang up while reading":
                 return status(sock.recv(9 + len(c.pieces[0]) % 300))
-        except (ConnectionError, TimeoutError) as e:
+        except OSError as e:  # reset, or closed before all was sent
             assert not isinstance(e, TimeoutError), f"no answer and no end: {c}"
         return 0
 
@@ -130,14 +130,14 @@ def stream_text(url: str, request: dict[str, Any]) -> str:
 
 def hang_up(address: tuple[str, int], rng: random.Random, n: int) -> None:
     """A stream whose client leaves after some bytes: while it waits, in the head, between events or within one."""
-    request = {"prompt": f"request {n} " * rng.randrange(1, 20), "max_tokens": 300, "ignore_eos": True, "stream": True}
+    request = {"prompt": f"request {n} " * rng.randrange(1, 9), "max_tokens": 300, "ignore_eos": True, "stream": True}
     body = json.dumps(request | {"n": rng.choice([1, 1, 2]), "seed": n}).encode()
     with socket.create_connection(address, timeout=LIMIT) as sock:
         if rng.random() < 0.5:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         sock.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: here\r\nContent-Type: application/json\r\n")
         sock.sendall(b"Content-Length: %d\r\n\r\n%s" % (len(body), body))
-        left = int(rng.expovariate(1 / 1500))
+        left = int(rng.expovariate(1 / 1000))
         while left > 0 and (data := sock.recv(min(left, 4096))):
             left -= len(data)
 
@@ -167,7 +167,7 @@ def test_hang_ups_change_nothing_for_a_stream_of_the_toy(tmp_path: Path) -> None
         assert set(texts_beside_hang_ups(server.url, request, range(1000, 1000 + HANG_UPS))) == {solo}
         before = settled(server.process.pid)
         texts = texts_beside_hang_ups(server.url, request, range(HANG_UPS))
-        assert len(texts) > 2 and set(texts) == {solo}
+        assert texts and set(texts) == {solo}
         all_free(server.url)
         assert settled(server.process.pid) <= GROWTH * before
     assert "Traceback" not in (tmp_path / "log").read_text()
@@ -178,7 +178,10 @@ def smollm2_server() -> Iterator[tuple[str, int]]:
     """The real command; its address and process id."""
     command = [sys.executable, "-m", "slipstream", "serve", "-m", "smollm2-135m", "--port", "0"]
     process = subprocess.Popen(
-        [*command, "--k", "4", "--ctx", "512"], stderr=subprocess.PIPE, text=True, env=dict(os.environ)
+        [*command, "--k", "4", "--ctx", "512", "--cache-ram", "32"],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=dict(os.environ),
     )
     try:
         assert process.stderr
@@ -218,10 +221,10 @@ def test_hang_ups_change_nothing_for_a_stream_of_smollm2(
     request = {"prompt": prompt, "max_tokens": 60, "temperature": 0, "seed": 3}
     with smollm2_server() as (url, pid):
         solo = stream_text(url, request)
-        texts = texts_beside_hang_ups(url, request, range(1000, 1060))
+        texts = texts_beside_hang_ups(url, request, range(1000, 1040))
         before = settled(pid)
         texts += texts_beside_hang_ups(url, request, range(HANG_UPS))
         all_free(url)
         assert settled(pid) <= GROWTH * before
-    assert len(texts) > 2
+    assert texts
     same_or_near_tie(prompt, texts, solo)

@@ -1,4 +1,4 @@
-"""T09 of shared/needs-and-cases.md over HTTP: a JSON schema on a real model, and a drafter that offers what breaks it."""
+"""T09 of shared/needs-and-cases.md over HTTP: a JSON schema on a real model, and a drafter that tries to break it."""
 
 from __future__ import annotations
 

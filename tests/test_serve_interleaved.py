@@ -221,7 +221,9 @@ def test_eight_at_once_on_four_slots_equal_their_solo_runs(kind: str) -> None:
 @pytest.fixture
 def two() -> Iterator[tuple[Held, Asker]]:
     """Two slots, batches of 16 tokens, and a context that takes seconds to fill."""
-    held = Held(lambda: toy_engine(TABLE, N, make_drafter("right", TABLE, N), 3, n_slots=2, n_batch=16, n_ctx=20_000))
+    n_ctx = 20_000
+    drafter = make_drafter("self", TABLE, N, n_ctx, 2)
+    held = Held(lambda: toy_engine(TABLE, N, drafter, 3, n_slots=2, n_batch=16, n_ctx=n_ctx))
     with live(held) as url:
         yield held, Asker(url)
 

@@ -172,9 +172,7 @@ def test_three_real_conversations_on_two_slots(smollm2: Path, cache_ram: int) ->
         talks: list[list[Json]] = [[] for _ in TOPICS]
         first = [conversation(server, t, words) for t, words in zip(talks, TOPICS, strict=True)]
         second = [conversation(server, t, "Say it again, word for word.") for t in talks]
-    read_again = [
-        cached(two) < one["usage"]["prompt_tokens"] - 2 for one, two in zip(first, second, strict=True)
-    ]
+    read_again = [cached(two) < one["usage"]["prompt_tokens"] - 2 for one, two in zip(first, second, strict=True)]
     assert any(read_again) == (cache_ram == 0)
     with Engine.open("smollm2-135m", None, n_ctx=512) as alone:
         for turns, answer, ran in zip(talks, second, held.started[3:], strict=True):

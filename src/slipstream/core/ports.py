@@ -135,6 +135,7 @@ class Drafter(Protocol):
     `takes_hints` (False) that it asks `want.hint` before each, and `lag(slot, n_tokens) -> (int, int)` how many tokens
     it would have to read before it can propose, and how many it has skipped for good. `peek(slot, tokens, path, want)
     -> Draft` is what it would propose once `path` stood behind `tokens`, after a `propose` for these tokens.
+    `constrain(slot, constraint)` comes before `begin`, with a fork of the sequence's constraint, where it has one.
     """
 
     name: str

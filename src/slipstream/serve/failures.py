@@ -72,6 +72,7 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(SlipstreamError, _known)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(UnicodeEncodeError, _half_a_character)
     app.add_exception_handler(Gone, _gone)
     app.add_exception_handler(Exception, _unknown)
 
@@ -85,6 +86,11 @@ async def _known(request: Request, error: Exception) -> Response:
 async def _unknown(request: Request, error: Exception) -> Response:
     status, content, _ = explain(error)
     return answer(status, content, {"Connection": "close"})  # who runs the application logs it and hangs up
+
+
+async def _half_a_character(request: Request, error: Exception) -> Response:
+    """JSON can hold a lone surrogate; one in a field's name breaks the very message that tells of it."""
+    return answer(400, body(400, "the body holds half a character: a lone surrogate such as \\ud800"))
 
 
 async def _gone(request: Request, error: Exception) -> Response:

@@ -17,7 +17,7 @@ TokenId = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
 TokenIds = Annotated[list[TokenId], Field(min_length=1, max_length=2**20, fail_fast=True)]
 Count = Annotated[int, Field(ge=0, le=MOST_TOKENS)]
 StopText = Annotated[str, StringConstraints(min_length=1, max_length=1024)]
-Stops = StopText | Annotated[list[StopText], Field(max_length=16)]
+Stops = StopText | Annotated[list[StopText], Field(max_length=64)]  # OpenAI takes 4, editors send more
 Bias = dict[Annotated[str, StringConstraints(pattern=r"^[0-9]{1,10}$")], Annotated[float, Field(ge=-100, le=100)]]
 
 

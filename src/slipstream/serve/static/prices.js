@@ -3,7 +3,8 @@
 import { number, say } from "./words.js";
 
 const HEIGHT = 196;
-const EDGE = { left: 44, right: 8, top: 22, bottom: 40 };
+const EDGE = { right: 8, top: 22, bottom: 40 };
+const LETTER = 8; // pixels, about
 const USUAL = 16; // sizes shown when no step was larger
 const ROOM = 19; // pixels that a size's number needs
 
@@ -18,19 +19,23 @@ export function drawPrices(host, prices, sizes) {
     steps: sizes.get(i + 1) ?? 0,
   }));
   const top = niceTop(Math.max(...bars.map((bar) => bar.ms)));
-  const room = (width - EDGE.left - EDGE.right) / most;
+  const ticks = Array.from({ length: Math.round(top.value / top.step) + 1 }, (_, i) => i * top.step);
+  const left = LETTER * (Math.max(...ticks.map((ms) => label(ms).length)) + 1);
+  const room = (width - left - EDGE.right) / most;
   const y = (ms) => HEIGHT - EDGE.bottom - (ms / top.value) * (HEIGHT - EDGE.top - EDGE.bottom);
   const chart = svg("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-label": summary(bars) });
-  for (let ms = 0; ms <= top.value * 1.001; ms += top.step) chart.append(...gridline(ms, y(ms), width));
+  for (const ms of ticks) chart.append(...gridline(ms, left, y(ms), width));
   const every = Math.ceil(ROOM / room);
-  for (const bar of bars) chart.append(...column(bar, EDGE.left + (bar.n - 1) * room, room, y, every));
+  for (const bar of bars) chart.append(...column(bar, left + (bar.n - 1) * room, room, y, every));
   chart.append(words(width - EDGE.right, HEIGHT - 6, say("prices.axis"), "axis end"));
   host.replaceChildren(chart);
 }
 
-function gridline(ms, y, width) {
-  const label = words(EDGE.left - 7, y + 4, ms ? `${+ms.toPrecision(3)} ms` : "0", "axis end");
-  return [svg("line", { x1: EDGE.left, x2: width - EDGE.right, y1: y, y2: y, class: "grid" }), label];
+const label = (ms) => (ms ? `${+ms.toPrecision(3)} ms` : "0");
+
+function gridline(ms, left, y, width) {
+  const line = svg("line", { x1: left, x2: width - EDGE.right, y1: y, y2: y, class: "grid" });
+  return [line, words(left - LETTER, y + 4, label(ms), "axis end")];
 }
 
 function column(bar, left, room, y, every) {
