@@ -585,3 +585,11 @@ def test_errors_of_routes_have_the_same_shape(letters: Asker) -> None:
         assert answer.status_code == status
         docs.ErrorAnswer.model_validate(answer.json())
     assert httpx.get(letters.url + "/docs", timeout=LIMIT).status_code == 404
+
+
+def test_the_page_may_not_be_framed_and_no_script_is_stale(letters: Asker) -> None:
+    page = httpx.get(f"{letters.url}/", timeout=LIMIT)
+    assert page.status_code == 200 and page.headers["content-security-policy"] == "frame-ancestors 'none'"
+    script = httpx.get(f"{letters.url}/static/app.js", timeout=LIMIT)
+    for found in (page, script):
+        assert (found.headers["cache-control"], found.headers["x-content-type-options"]) == ("no-cache", "nosniff")

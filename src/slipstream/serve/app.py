@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from fastapi import APIRouter, FastAPI, Request
 from starlette.middleware.cors import CORSMiddleware
@@ -30,8 +30,16 @@ from slipstream.worker import State
 B = TypeVar("B", bound=Generate)
 Prepare = Callable[[Service, B], Awaitable[Plan]]
 STATIC = Path(__file__).with_name("static")
+FRESH = {"Cache-Control": "no-cache", "X-Content-Type-Options": "nosniff"}  # never scripts of two versions at once
 _GENERATE = (400, 401, 404, 408, 413, 415, 429, 503, 504)
 _ASK = (400, 401, 408, 413, 415, 503)
+
+
+class Static(StaticFiles):
+    def file_response(self, *args: Any, **kwargs: Any) -> Response:
+        response = super().file_response(*args, **kwargs)
+        response.headers.update(FRESH)
+        return response
 
 
 class Counters(Protocol):
@@ -60,7 +68,7 @@ def create_app(engine: AsyncEngine, options: ServeOptions, metrics: Counters | N
     app.include_router(router, prefix="/v1")
     app.include_router(router, include_in_schema=False)
     app.include_router(own_routes(service, metrics))
-    app.mount("/static", StaticFiles(directory=STATIC, check_dir=False))
+    app.mount("/static", Static(directory=STATIC))
     return app
 
 
@@ -127,7 +135,9 @@ def own_routes(service: Service, metrics: Counters | None) -> APIRouter:
 
     @router.get("/", include_in_schema=False)
     async def page() -> Response:
-        return FileResponse(STATIC / "index.html", headers={"Cache-Control": "no-cache"})
+        return FileResponse(
+            STATIC / "index.html", headers={**FRESH, "Content-Security-Policy": "frame-ancestors 'none'"}
+        )
 
     return router
 
