@@ -6,6 +6,7 @@ import asyncio
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -17,7 +18,6 @@ from slipstream.generation import Chunk, Request, Result
 from slipstream.worker import Event, Job, Silent, State, Watch, Worker
 
 T = TypeVar("T")
-_Parcels = Sequence[tuple[Job, Event | BaseException]]
 _LONGEST_WAIT = 60  # seconds, of what Retry-After says
 
 
@@ -28,21 +28,30 @@ class _Asked(Job):
     box: asyncio.Queue[Event | BaseException] = field(default_factory=asyncio.Queue)
 
 
-@dataclass(frozen=True)
 class _Mail:
-    """The Outlet to one event loop."""
+    """The Outlet to one event loop: one wake-up for all that has come since the last one.
 
-    loop: asyncio.AbstractEventLoop
+    A loop reads away wake-ups until there are none: from a thread that sends one at every step it would never get on.
+    """
 
-    def deliver(self, parcels: _Parcels) -> None:
-        with suppress(RuntimeError):  # the loop is gone: nobody is waiting
-            self.loop.call_soon_threadsafe(_put, parcels)
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop = loop
+        self._parcels: deque[tuple[Job, Event | BaseException]] = deque()
+        self._woken = False
 
+    def deliver(self, parcels: Sequence[tuple[Job, Event | BaseException]]) -> None:
+        self._parcels.extend(parcels)  # before the look at `_woken`, as the loop resets it before it looks here
+        if not self._woken:
+            self._woken = True
+            with suppress(RuntimeError):  # the loop is gone: nobody is waiting
+                self.loop.call_soon_threadsafe(self._hand_out)
 
-def _put(parcels: _Parcels) -> None:
-    for job, event in parcels:
-        assert isinstance(job, _Asked)
-        job.box.put_nowait(event)
+    def _hand_out(self) -> None:
+        self._woken = False
+        while self._parcels:
+            job, event = self._parcels.popleft()
+            assert isinstance(job, _Asked)
+            job.box.put_nowait(event)
 
 
 class AsyncEngine:
@@ -62,6 +71,7 @@ class AsyncEngine:
     ) -> None:
         self._max_waiting, self._max_seconds = max_waiting, max_seconds
         self._watch = watch or Silent()
+        self._mails: dict[asyncio.AbstractEventLoop, _Mail] = {}
         self._opened: queue.SimpleQueue[Worker | BaseException] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, args=(open_engine,), name="slipstream-engine", daemon=True)
         self._thread.start()
@@ -93,7 +103,7 @@ class AsyncEngine:
         box: asyncio.Queue[Event | BaseException] = asyncio.Queue()
         now = time.monotonic()
         deadline = None if self._max_seconds is None else now + self._max_seconds
-        job = _Asked(list(requests), _Mail(asyncio.get_running_loop()), now, deadline, box=box)
+        job = _Asked(list(requests), self._mail(), now, deadline, box=box)
         self._submit(job)
         left = len(job.requests)
         try:
@@ -105,6 +115,14 @@ class AsyncEngine:
                 yield event
         finally:
             self._worker.post("cancel", job)
+
+    def _mail(self) -> _Mail:
+        """One for each event loop that asks."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._mails:
+            self._mails = {known: mail for known, mail in self._mails.items() if not known.is_closed()}
+            self._mails[loop] = _Mail(loop)
+        return self._mails[loop]
 
     def _submit(self, job: Job) -> None:
         """Raises Overload, or EngineFailure where nobody would ever answer."""

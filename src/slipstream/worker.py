@@ -211,7 +211,9 @@ class Worker:
     def _drop(self) -> None:
         """Free what belongs to jobs that are over or have run out of time."""
         now = time.monotonic()
-        for job in [j for j in self._jobs if j.deadline is not None and j.deadline < now]:
+        with self._lock:  # others join at this very moment
+            late = [j for j in self._jobs if j.deadline is not None and j.deadline < now]
+        for job in late:
             why = "" if job.running else ", while it still waited for a slot"
             self.fail(job, TimeLimit(f"the request was ended after {now - job.arrived:.0f} s{why}", "ask for less"))
         for generation in [g for g, job in self._running.items() if job.over]:
