@@ -113,6 +113,8 @@ class AsyncEngine:
                     raise event
                 left -= event.chunk is None
                 yield event
+                if not box.empty():  # `get` would not let the loop do anything else
+                    await asyncio.sleep(0)
         finally:
             self._worker.post("cancel", job)
 

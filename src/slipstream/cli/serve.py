@@ -160,7 +160,8 @@ def _serve(engine: _Engine, settings: OpenOptions, options: ServeOptions, verbos
     def open_engine() -> Engine:
         with Downloads() as progress:
             memory = _memory(engine.model, draft, settings, progress)
-            say(f"opening {engine.model} ({memory}); the first time, the price of a forward is measured too")
+            priced = settings.fixed_policy(bool(draft)) is None
+            say(f"opening {engine.model} ({memory})" + "; the first time, forwards are timed for some seconds" * priced)
             opened = Engine.open(engine.model, draft, settings, progress=progress)
         status.update(opened.status, n_ctx=opened.model.caps.n_ctx, slots=opened.model.caps.n_slots)
         return opened

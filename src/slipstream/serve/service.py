@@ -73,7 +73,8 @@ class Service:
     async def call(self, function: Callable[[Engine], T]) -> T:
         """Raises EngineFailure when the owning thread does not come to it."""
         try:
-            return await asyncio.wait_for(self.engine.call(function), _CALL_SECONDS)
+            seconds = min(_CALL_SECONDS, self.options.stall_seconds)
+            return await asyncio.wait_for(self.engine.call(function), seconds)
         except (asyncio.TimeoutError, TimeoutError):
             raise EngineFailure("the models' thread does not answer", "see /health") from None
 
