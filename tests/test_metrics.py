@@ -15,14 +15,15 @@ from helpers import PROMPT, Hits, make_drafter, markov_table, toy_engine
 from slipstream.advise.counters import Reading, between, combine, from_timings, read
 from slipstream.aio import AsyncEngine
 from slipstream.core.stats import Stats
-from slipstream.core.types import Array, SamplingParams, Span
+from slipstream.core.types import SamplingParams
 from slipstream.engine import Engine
 from slipstream.errors import ContextError, InputError
 from slipstream.generation import Generation, Request
-from slipstream.models.toy import ToyModel, ToyTokenizer
+from slipstream.models.toy import ToyTokenizer
 from slipstream.serve.metrics import Metrics
 from slipstream.worker import State
 from test_accounts import DropsOne
+from test_async import FailsOnce
 
 N, LIMIT = 8, 20.0
 TABLE = markov_table(N, seed=4)
@@ -240,14 +241,6 @@ def test_a_step_for_several_takes_its_time_once() -> None:
     assert page("draft_seconds_total") == pytest.approx(times.draft_s)
     assert page("forward_seconds_total") == pytest.approx(times.forward_s)
     assert page("verify_seconds_total") == pytest.approx(times.verify_s)
-
-
-class FailsOnce(ToyModel):
-    def forward(self, spans: Sequence[Span]) -> list[Array]:
-        if len(self.forwards) == 3:
-            self.forwards.append(0)
-            raise ContextError("no room in the cache", "use fewer slots")
-        return super().forward(spans)
 
 
 def test_what_fails_is_counted_by_kind() -> None:
