@@ -145,7 +145,8 @@ def test_a_server_that_is_gone_is_told_and_tried_again(open_page: Open) -> None:
         expect(page.locator("#drafting")).to_contain_text("suffix")
     send(page, "x")
     expect(page.locator("#trouble")).to_contain_text("does not answer")
-    page.click("#retry")
+    with page.expect_event("requestfailed"):  # before there is a server again
+        page.click("#retry")
     expect(page.locator("#trouble")).to_contain_text("does not answer")
     with live(toy(), port=urlsplit(url).port):
         page.click("#retry")
