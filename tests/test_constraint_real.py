@@ -134,3 +134,11 @@ def test_any_json_object_is_json(rig: Rig) -> None:
         c = rig.grammars.json_object()
         r = engine.generate("A small JSON object:\n", constraint=c, sampling=sampling, max_tokens=100)
         assert r.text.startswith("{") and (r.finish_reason == "length" or isinstance(json.loads(r.text), dict))
+
+
+def test_a_request_without_a_grammar_hears_nothing_of_another_s(smollm2: Path) -> None:
+    with Engine.open(str(smollm2), draft="suffix", n_ctx=512) as engine:
+        grammar = engine.grammars.json_schema({"enum": ["the quick brown fox jumps over the lazy dog"]})
+        constrained = engine.generate("Say it: ", max_tokens=24, constraint=grammar)
+        assert "grammar" in constrained.drafters
+        assert "grammar" not in engine.generate("Say it: ", max_tokens=8).drafters

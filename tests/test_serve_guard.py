@@ -135,29 +135,28 @@ def test_a_head_that_does_not_come_costs_no_more_than_its_time(monkeypatch: pyte
                     assert answer(sock) == (0, b"")
 
 
+def drip(sock: socket.socket, complaint: str) -> None:
+    """Send a byte at a time until the server hangs up."""
+    for _ in range(400):
+        try:
+            sock.sendall(b"x")
+        except OSError:
+            return
+        time.sleep(0.01)
+    pytest.fail(complaint)
+
+
 def test_bytes_that_drip_do_not_win_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipstream.serve.connection._MARGIN", 0.0)
     with served(seconds=0.3) as (_, connect), connect() as sock:
-        for _ in range(400):
-            try:
-                sock.sendall(b"x")
-            except OSError:
-                return
-            time.sleep(0.01)
-        pytest.fail("a head that never ends was read for ever")
+        drip(sock, "a head that never ends was read for ever")
 
 
 def test_a_body_that_nobody_reads_has_its_time_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("slipstream.serve.connection._MARGIN", 0.0)
     with served(seconds=0.3, api_keys=("k",)) as (_, connect), connect() as sock:
         sock.sendall(head("Content-Length: 1000"))
-        for _ in range(400):
-            try:
-                sock.sendall(b"x")
-            except OSError:
-                return
-            time.sleep(0.01)
-        pytest.fail("a refused body was read for ever")
+        drip(sock, "a refused body was read for ever")
 
 
 def test_a_hang_up_reaches_the_application() -> None:

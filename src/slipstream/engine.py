@@ -10,6 +10,7 @@ from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from slipstream.core.constrained import GRAMMAR
 from slipstream.core.loop import Loop
 from slipstream.core.policy import Fixed
 from slipstream.core.ports import Drafter, Expecting, Model, Policy, Resumable
@@ -348,7 +349,10 @@ class Engine:
 
     def _release(self, generation: Generation) -> None:
         seq = generation.sequence
-        generation.drafters = self.policy.report() if seq.drafting else {}
+        words = self.policy.report() if seq.drafting else {}
+        if seq.constraint is None:
+            words.pop(GRAMMAR, None)  # another request's
+        generation.drafters = words
         self._loop.end(seq)
         del self._active[seq.slot]
         n = min(self.model.n_past(seq.slot), len(seq.tokens))
