@@ -17,6 +17,7 @@ from slipstream.engine import Engine
 from slipstream.generation import Chunk, Generation, Request
 
 LIMIT = 60.0
+_FORWARD_S = 0.0005  # a toy's step keeps the interpreter to itself; a model's forward lets the server's loop have it
 TAKES_CONTENT = "{% for m in messages %}{{ m['content'] }}{% endfor %}"  # a toy's chat template
 T = TypeVar("T")
 Json = dict[str, Any]
@@ -161,6 +162,7 @@ class Held:
             return self.started[-1]
 
         def halting() -> dict[Generation, Chunk]:
+            time.sleep(_FORWARD_S)
             if halt := self._halts.pop(len(self.steps), None):
                 halt.stand()
             chunks = step()

@@ -96,6 +96,25 @@ def test_streams_give_the_same_text_chunk_by_chunk() -> None:
     run(main())
 
 
+def test_who_is_late_gets_all_that_has_come_in_a_few_batches() -> None:
+    async def main() -> None:
+        engine = opened()
+        request = Request([1, 2, 3], max_tokens=300, ignore_end=True)
+        batches = engine.batches([request])
+        events = await anext(batches)
+        await until(lambda: engine.state.active == 0)  # it has run to its end meanwhile
+        sizes = [len(events)]
+        async for batch in batches:
+            events += batch
+            sizes.append(len(batch))
+        assert len(events) > 60 and max(sizes) > 30 and len(sizes) < 10
+        said = tuple(t.id for e in events if e.chunk for t in e.chunk.tokens)
+        assert said == events[-1].generation.result().ids and len(said) == 300 and events[-1].chunk is None
+        await engine.close()
+
+    run(main())
+
+
 def test_leaving_a_stream_frees_the_slot_for_the_one_that_waits() -> None:
     async def main() -> None:
         model, engine = gated(n_slots=1)

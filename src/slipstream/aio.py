@@ -7,8 +7,8 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ from slipstream.generation import Chunk, Request, Result
 from slipstream.worker import Event, Job, Silent, State, Watch, Worker
 
 T = TypeVar("T")
+_BATCH = 64  # events; the loop does something else before it takes more
 _LONGEST_WAIT = 60  # seconds, of what Retry-After says
 
 
@@ -26,6 +27,17 @@ class _Asked(Job):
     """A job and where its asker, who runs in an event loop, looks for events."""
 
     box: asyncio.Queue[Event | BaseException] = field(default_factory=asyncio.Queue)
+
+    async def news(self) -> tuple[list[Event], BaseException | None]:
+        """All that has come, up to a batch; and the error that has ended it."""
+        events: list[Event] = []
+        item = await self.box.get()
+        while not isinstance(item, BaseException):
+            events.append(item)
+            if self.box.empty() or len(events) == _BATCH:
+                return events, None
+            item = self.box.get_nowait()
+        return events, item
 
 
 class _Mail:
@@ -91,29 +103,41 @@ class AsyncEngine:
 
     async def stream(self, prompt: Any = None, **request: Any) -> AsyncIterator[Chunk]:
         """Chunks as they come; leaving the loop early cancels the request and frees its slot."""
-        async for event in self.run([Request(prompt, **request)]):
-            if event.chunk is not None:
-                yield event.chunk
+        async with aclosing(self.batches([Request(prompt, **request)])) as batches:
+            async for batch in batches:
+                for event in batch:
+                    if event.chunk is not None:
+                        yield event.chunk
 
     async def run(self, requests: Sequence[Request]) -> AsyncIterator[Event]:
         """The choices of one request, as their chunks come; leaving the loop early cancels all of them.
 
+        Raises what `batches` does.
+        """
+        async with aclosing(self.batches(requests)) as batches:
+            async for batch in batches:
+                for event in batch:
+                    yield event
+
+    async def batches(self, requests: Sequence[Request]) -> AsyncGenerator[list[Event], None]:
+        """As `run`, all that has come since the last time at once: who is late catches up with one write for many.
+
         Raises Overload when too many requests wait, EngineFailure, TimeLimit, and what Engine.submit and step do.
         """
-        box: asyncio.Queue[Event | BaseException] = asyncio.Queue()
         now = time.monotonic()
         deadline = None if self._max_seconds is None else now + self._max_seconds
-        job = _Asked(list(requests), self._mail(), now, deadline, box=box)
+        job = _Asked(list(requests), self._mail(), now, deadline)
         self._submit(job)
         left = len(job.requests)
         try:
             while left:
-                event = await box.get()
-                if isinstance(event, BaseException):
-                    raise event
-                left -= event.chunk is None
-                yield event
-                if not box.empty():  # `get` would not let the loop do anything else
+                events, error = await job.news()
+                left -= sum(e.chunk is None for e in events)
+                if events:
+                    yield events
+                if error is not None:
+                    raise error
+                if not job.box.empty():  # `get` would not let the loop do anything else
                     await asyncio.sleep(0)
         finally:
             self._worker.post("cancel", job)

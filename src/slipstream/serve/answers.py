@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from slipstream import __version__
 from slipstream.generation import Generation
@@ -43,17 +43,17 @@ async def head(service: Service, kind: Kind, stream: bool = False) -> dict[str, 
     }
 
 
-def events(service: Service, plan: Plan) -> aclosing[AsyncGenerator[Event, None]]:
+def events(service: Service, plan: Plan) -> aclosing[AsyncGenerator[list[Event], None]]:
     """What the engine makes of the plan; leaving the block ends it at once."""
-    return aclosing(cast("AsyncGenerator[Event, None]", service.engine.run(plan.requests)))
+    return aclosing(service.engine.batches(plan.requests))
 
 
 async def whole(service: Service, plan: Plan, kind: Kind) -> dict[str, Any]:
     """Raises what AsyncEngine.run does."""
     generations: dict[int, Generation] = {}
     async with events(service, plan) as running:
-        async for event in running:
-            generations[event.index] = event.generation
+        async for batch in running:
+            generations.update((event.index, event.generation) for event in batch)
     results = [generations[i].result() for i in range(len(plan.requests))]
     if plan.logprobs:
         await service.pieces.learn_all(t for r in results for t in r.tokens)

@@ -68,10 +68,10 @@ async def begun(service: Service, plan: Plan, kind: Kind) -> EventStream:
 async def _parts(service: Service, plan: Plan, kind: Kind) -> AsyncGenerator[bytes, None]:
     stream = _Stream(service, plan, kind, await answers.head(service, kind, stream=True))
     async with answers.events(service, plan) as running:
-        async for event in running:
-            if plan.logprobs and event.chunk is not None:
-                await service.pieces.learn_all(event.chunk.tokens)
-            if part := stream.take(event):
+        async for batch in running:
+            if plan.logprobs:
+                await service.pieces.learn_all(t for e in batch if e.chunk for t in e.chunk.tokens)
+            if part := b"".join(map(stream.take, batch)):
                 yield part
     yield stream.end()
 
