@@ -207,7 +207,7 @@ def test_without_its_record_a_library_is_not_trusted(library, home, monkeypatch)
     [
         ("-127.f / x[i]", "-126.f / x[i]", "q4_K: differs from llama.cpp"),
         ("1.f / 6,", "1.f / 7,", "attention 64: differs from its definition"),
-        ("if (!live[at / 16]) continue;", "if (!live[at / 16]) break;", "attention 64: differs from its definition"),
+        ("if (!seen) continue;", "if (!seen) break;", "attention 64: a row in a batch of 9 differs"),
         ("w->type == 14", "w->type == 13", ""),
     ],
 )

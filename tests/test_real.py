@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers import assert_own, bits_are_kept
 from slipstream.advise.compare import compare
 from slipstream.core.policy import Fixed
 from slipstream.core.ports import Want
@@ -79,7 +80,7 @@ def test_the_text_is_the_target_s_own(rig: Rig, temperature: float) -> None:
             engine = rig.engine(drafter, k, width)
             r = engine.generate(ids, max_tokens=40, sampling=sampling)
             answer = compare(engine, ids, sampling, plain.ids, r.ids)
-            assert answer.verdict != "mismatch", (prompt, drafter, k, width, str(answer))
+            assert_own(answer, prompt, drafter, k, width)
             if answer.identical:
                 assert (r.text, r.finish_reason, r.usage) == (plain.text, plain.finish_reason, plain.usage)
 
@@ -92,11 +93,12 @@ def test_a_model_that_drafts_for_itself_is_accepted(rig: Rig) -> None:
     for k in (1, 3, 8):
         r = rig.engine("model", k).generate(ids, max_tokens=48, ignore_end=True)
         lost = r.stats.verified - r.stats.accepted
-        assert lost <= 2 * k  # at most two near-ties, each of which throws away the rest of a draft
+        # Where batches round otherwise: at most two near-ties, each of which throws away the rest of a draft.
+        assert lost <= (2 * k if bits_are_kept() else 0)
 
 
 def test_logprobs_equal_plain(rig: Rig) -> None:
-    """T12. Values within what a batch may round: 1e-3 where rows are bit for bit equal, else the noise of the build."""
+    """T12. Equal where rows have the same bits in any batch, else within the noise of the build."""
     ids = rig.tokenizer.encode(PROMPTS[2])
     plain = rig.engine("suffix", 0).generate(ids, max_tokens=48, logprobs=3)
     drafted = rig.engine("suffix", 3).generate(ids, max_tokens=48, logprobs=3)
@@ -107,7 +109,7 @@ def test_logprobs_equal_plain(rig: Rig) -> None:
             break
         assert a.logprob is not None and b.logprob is not None
         assert len(b.top_logprobs) == 3 and b.logprob < 0
-        assert abs(a.logprob - b.logprob) < 0.5
+        assert abs(a.logprob - b.logprob) < (0.5 if bits_are_kept() else 1e-6)
     assert any(t.origin == "suffix" for t in drafted.tokens)
 
 
@@ -122,7 +124,7 @@ def test_chat_keeps_the_cache_between_turns(rig: Rig) -> None:
     fresh = engine.generate(messages=messages, max_tokens=16)
     assert fresh.usage.cached_tokens == 0
     prompt = engine.encode_chat(messages)
-    assert compare(engine, prompt, SamplingParams(), fresh.ids, second.ids).verdict != "mismatch"
+    assert_own(compare(engine, prompt, SamplingParams(), fresh.ids, second.ids))
 
 
 class Stumbling(SuffixDrafter):
@@ -141,7 +143,7 @@ def test_a_quantised_cache_is_rolled_back_too(rig: Rig) -> None:
         plain = engine.generate(ids, max_tokens=32, speculative=False)
         r = engine.generate(ids, max_tokens=32)
         assert r.stats.verified > r.stats.accepted > 0
-        assert compare(engine, ids, SamplingParams(), plain.ids, r.ids).verdict != "mismatch"
+        assert_own(compare(engine, ids, SamplingParams(), plain.ids, r.ids))
     finally:
         model.close()
 

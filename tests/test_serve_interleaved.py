@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from asking import LIMIT, Asker, Held, Json, at_once, joined, text
-from helpers import LETTERS, cached, make_drafter, markov_table, toy_engine
+from helpers import LETTERS, assert_own, cached, make_drafter, markov_table, toy_engine
 from live import live
 from slipstream.advise.compare import compare
 from slipstream.core.types import Array, SamplingParams
@@ -152,7 +152,7 @@ def test_t10_of_a_real_model(smollm2: Path) -> None:
             solo: Result = alone.generate(**{n: getattr(request, n) for n in request.__dataclass_fields__})
             got = generation.result()
             verdict = compare(alone, fields["prompt"], request.sampling, solo.ids, got.ids)
-            assert verdict.verdict != "mismatch", (text(answer), str(verdict))
+            assert_own(verdict, text(answer))
             assert text(answer) == got.text
             if verdict.identical:
                 assert answer["usage"]["completion_tokens"] == solo.usage.completion_tokens

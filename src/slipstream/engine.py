@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from slipstream.core.constrained import GRAMMAR
+from slipstream.core.cut import cut
 from slipstream.core.loop import Loop
 from slipstream.core.policy import Fixed
 from slipstream.core.ports import Drafter, Expecting, Model, Policy, Resumable
@@ -319,7 +320,7 @@ class Engine:
             self._put_aside(slot)
         if back and shelved is not None:
             n = kept if self._bring_back(slot, shelved) else 0
-        self.model.truncate(slot, n)
+        n = cut(self.model, slot, n)
         self._cached[slot] = list(prompt[:n])
         self._used[slot] = max(self._used) + 1
         return slot, n
@@ -357,8 +358,7 @@ class Engine:
         del self._active[seq.slot]
         n = min(self.model.n_past(seq.slot), len(seq.tokens))
         if n < self.model.n_past(seq.slot):  # a stop string cut tokens that the cache holds
-            n = n if self.model.caps.rollback == "free" else 0
-            self.model.truncate(seq.slot, n)
+            n = cut(self.model, seq.slot, n)
         self._cached[seq.slot] = seq.tokens[:n]
 
     def _abandon(self) -> None:

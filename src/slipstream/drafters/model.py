@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from slipstream.core import noise
+from slipstream.core.cut import cut
 from slipstream.core.ports import Constraint, Model, Resumable, Saved, Want
 from slipstream.core.sampling import Probs, Sampler
 from slipstream.core.types import EMPTY_DRAFT, Array, Draft, SamplingParams, Span, Verdict
@@ -147,7 +148,7 @@ class ModelDrafter:
         """Keep of the cache what stands for the first `n` committed tokens."""
         if n < s.start + len(s.seen):
             keep = n - s.start if n > s.start and self.model.caps.rollback == "free" else 0
-            self.model.truncate(slot, keep)
+            keep = cut(self.model, slot, keep)
             del s.seen[keep:]
             if not keep:
                 s.start = 0

@@ -66,22 +66,30 @@ def is_chain(span: Span) -> bool:
     return all(p == i - 1 for i, p in enumerate(span.parents))
 
 
+def branches(parents: Sequence[int]) -> list[list[int]]:
+    """Of each leaf of a tree, in their order: its nodes from the root on."""
+    has_child = set(parents)
+    found = []
+    for leaf in (i for i in range(len(parents)) if i not in has_child):
+        path = [leaf]
+        while parents[path[-1]] >= 0:
+            path.append(parents[path[-1]])
+        found.append(path[::-1])
+    return found
+
+
 def branch_ids(span: Span, main: int, spare: Sequence[int]) -> tuple[list[list[int]], list[int]]:
     """Sequence ids of each token of a tree, and the branch ids used besides `main`.
 
     Each leaf is a sequence of its own and a token belongs to those of all the leaves below it; the first (likeliest)
     leaf is `main`. Raises UsageError when there are more leaves than ids.
     """
-    n = len(span.tokens)
-    has_child = set(span.parents)
-    leaves = [i for i in range(n) if i not in has_child]
-    if len(leaves) - 1 > len(spare):
-        raise UsageError(f"a tree of {len(leaves)} branches exceeds the {len(spare) + 1} that this model keeps")
-    seqs: list[list[int]] = [[] for _ in range(n)]
-    used = [main, *spare[: len(leaves) - 1]]
-    for leaf, seq in zip(leaves, used, strict=True):
-        node = leaf
-        while node >= 0:
+    paths = branches(span.parents)
+    if len(paths) - 1 > len(spare):
+        raise UsageError(f"a tree of {len(paths)} branches exceeds the {len(spare) + 1} that this model keeps")
+    seqs: list[list[int]] = [[] for _ in span.tokens]
+    used = [main, *spare[: len(paths) - 1]]
+    for path, seq in zip(paths, used, strict=True):
+        for node in path:
             seqs[node].append(seq)
-            node = span.parents[node]
     return seqs, used[1:]

@@ -9,6 +9,7 @@
 #include "kernels_tiles.h"
 
 #include "kernels_attention.h"
+#include "kernels_order.h"
 
 #include <dlfcn.h>
 #include <stdlib.h>
@@ -83,6 +84,7 @@ struct tensor {
     struct tensor * src[10], * view_src;
     size_t view_offs;
     void * data;
+    char name[64];
 };
 struct params {
     int ith, nth;
@@ -234,6 +236,26 @@ EXPORT void * ggml_aligned_malloc(size_t size) {
     return memory;
 }
 
+// The order of cells: of one forward at a time in a process (order.py has a lock).
+EXPORT order * slipstream_order = NULL;
+EXPORT restored * slipstream_restored = NULL;
+
+typedef void (*rows_fn)(const struct params *, struct tensor *);
+EXPORT void ggml_compute_forward_set_rows(const struct params * at, struct tensor * dst) {
+    ORIGINAL(rows_fn, "ggml_compute_forward_set_rows");
+    known(at, dst);
+    const struct tensor * index = dst->src[1];
+    order * o = at->ith == 0 ? slipstream_order : NULL;
+    if (o && index->ne[0] == o->n_tokens && !strcmp(index->name, "attn_inp_k_idxs")) note_cells(o, index->data, dst->data);
+}
+
+typedef void (*tensor_set_fn)(struct tensor *, const void *, size_t, size_t);
+EXPORT void ggml_backend_tensor_set(struct tensor * to, const void * data, size_t offset, size_t size) {
+    ORIGINAL(tensor_set_fn, "ggml_backend_tensor_set");
+    known(to, data, offset, size);
+    if (slipstream_restored) note_rows(slipstream_restored, to, to->data, offset / to->nb[1], size / to->nb[1]);
+}
+
 // llama.cpp's attention adds up in another order for one query (the past is cut in as many parts as there are threads,
 // from 512 cells on) than for several. What ours (kernels_attention.h) can do, it does for both. For the rest: with heads
 // enough for all threads nothing is gained by that order, so that the way of several is taken for one too.
@@ -241,7 +263,7 @@ static bool attention_of(const struct tensor * dst, int n_threads, attention * a
     const struct tensor *q = dst->src[0], *k = dst->src[1], *v = dst->src[2], *mask = dst->src[3];
     const float * op = (const float *) dst->op_params;  // scale, largest bias (ALiBi), soft cap
     if (dst->src[4] || op[1] != 0 || op[2] != 0 || q->type != 0 || k->type != 1 || v->type != 1) return false;
-    if (q->ne[0] % 16 || q->ne[0] > WIDEST || v->ne[0] != q->ne[0] || k->ne[1] % 16 || q->ne[1] > 64) return false;
+    if (q->ne[0] % 16 || q->ne[0] > WIDEST || v->ne[0] != q->ne[0] || k->ne[1] % 16) return false;
     if (q->ne[2] < n_threads) return false;  // heads are what the work is cut by
     if (q->ne[3] != 1 || k->ne[3] != 1 || k->ne[2] != v->ne[2] || q->ne[2] % k->ne[2]) return false;
     if (q->nb[0] != 4 || k->nb[0] != 2 || v->nb[0] != 2 || dst->nb[0] != 4) return false;
@@ -249,8 +271,11 @@ static bool attention_of(const struct tensor * dst, int n_threads, attention * a
     *a = (attention) {
         q->ne[0], k->ne[1], q->ne[1], q->ne[2] / k->ne[2], op[0], q->data, k->data, v->data, mask ? mask->data : NULL,
         q->nb[1], q->nb[2], k->nb[1], k->nb[2], v->nb[1], v->nb[2], mask ? mask->nb[1] : 0,
-        dst->data, dst->nb[1], dst->nb[2],
+        dst->data, dst->nb[1], dst->nb[2], NULL, NULL, 0,
     };
+    const order * o = slipstream_order;
+    if (o && mask && o->n_tokens == q->ne[1])
+        a->cells = (const int32_t * const *) o->cells, a->n_cells = o->n_cells, a->shift = o->current * o->second;
     return true;
 }
 
@@ -281,3 +306,5 @@ EXPORT bool slipstream_multiply(int type, bool packed, long rows, long k, long n
     free(memory);
     return true;
 }
+// The same for attention, in one thread.
+EXPORT void slipstream_attend(const attention * a, long key_heads) { attend_all(a, key_heads, 0, 1); }

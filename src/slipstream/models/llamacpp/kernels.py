@@ -26,7 +26,7 @@ from slipstream.models.machine import cpu_flags
 
 VERSIONS = ("0.3.36",)  # of llama-cpp-python, whose structs and function names were compared with kernels.c
 CPU_FLAGS = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "f16c")
-SOURCES = ("kernels.c", "kernels_tiles.h", "kernels_attention.h")
+SOURCES = ("kernels.c", "kernels_tiles.h", "kernels_attention.h", "kernels_order.h")
 OPTIONS = ("-O3", "-march=native", "-ffp-contract=off", "-fvisibility=hidden", "-shared", "-fPIC")
 _HERE = Path(__file__).parent
 

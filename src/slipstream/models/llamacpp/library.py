@@ -54,6 +54,12 @@ def own_kernels() -> kernels.Status:
     return kernels.load(cache_dir() / "kernels")
 
 
+def kernels_library() -> ctypes.CDLL | None:
+    """Our kernels, where they are in use."""
+    status = own_kernels()
+    return ctypes.CDLL(str(status.path)) if status.active else None
+
+
 def _be_patient() -> None:
     """Let OpenMP threads that wait for one another sleep soon, so that they do not spin in each other's way.
 

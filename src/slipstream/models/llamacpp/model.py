@@ -15,7 +15,8 @@ from slipstream.core.types import Array, Capabilities, Rollback, Span
 from slipstream.errors import ContextError, InputError, MemoryShortage, ModelFileError, RollbackError, UsageError
 from slipstream.models import layout
 from slipstream.models.llamacpp import library
-from slipstream.models.llamacpp.batch import Batch, branch_ids, is_chain
+from slipstream.models.llamacpp.batch import Batch, branch_ids, branches, is_chain
+from slipstream.models.llamacpp.order import Branch, CellOrder
 from slipstream.models.machine import usable_cores
 
 _PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: recurrent state without the attention cache
@@ -49,6 +50,9 @@ class _Slot:
     span: Span | None = None
     seqs: list[list[int]] | None = None
     branches: Sequence[int] = ()
+    at: int = 0  # of its span in the batch
+    loaded: bool = False  # from a saved state
+    longest: int = 0  # tokens that it has had since it was empty: what the last of them did not see may be lost
     checkpoint: Any = None
 
 
@@ -105,11 +109,15 @@ class LlamaModel:
             self._n_vocab, n_ctx, o.n_slots, o.n_batch, leaves > 1, rollback, layout.ROWS_PER_SLOT - 1, leaves
         )
         self._rows = rows
+        self._window = int(low.llama_model_n_swa(model))
         self._slots = [_Slot(i) for i in range(o.n_slots)]
         self._spare = [
             range(o.n_slots + i * (leaves - 1), o.n_slots + (i + 1) * (leaves - 1)) for i in range(o.n_slots)
         ]
         self._batch = Batch(low, o.n_batch, leaves)
+        self._order: CellOrder | None = None
+        if rollback == "free" and (ours := library.kernels_library()):
+            self._order = CellOrder(ours, o.n_slots, leaves, n_ctx, o.n_batch, self._window)
 
     @property
     def caps(self) -> Capabilities:
@@ -140,13 +148,27 @@ class LlamaModel:
                     self._low.llama_memory_seq_cp(self._mem, slot.main, seq, -1, -1)
             if self._caps.rollback == "checkpoint" and len(span.want) > 1:
                 slot.checkpoint = self._save(slot)
+            slot.at, slot.longest = self._batch.n, max(slot.longest, slot.n_past)
             self._batch.add(span, slot.n_past, slot.main, slot.seqs)
         for span in spans:  # before the call: an interrupt right after it must find that cells were written
             self._slots[span.slot].span = span
-        status = self._low.llama_decode(self._ctx, self._batch.struct)
+        status = self._decode(spans)
         if status != 0:
             self._undo(spans, status)
         return self._logits(spans)
+
+    def _decode(self, spans: Sequence[Span]) -> int:
+        def decode() -> int:
+            return int(self._low.llama_decode(self._ctx, self._batch.struct))
+
+        if self._order is None:
+            return decode()
+        found = []
+        for span in spans:
+            s = self._slots[span.slot]
+            paths = branches(span.parents) if s.seqs else [range(len(span.tokens))]
+            found += [Branch(span.slot, s.n_past, s.at + np.asarray(path, np.int32)) for path in paths]
+        return self._order.during(found, self._batch.n, decode)
 
     def _logits(self, spans: Sequence[Span]) -> list[Array]:
         n = sum(len(s.want) for s in spans)
@@ -192,6 +214,8 @@ class LlamaModel:
                 low.llama_memory_seq_cp(mem, owner, s.main, n_before, n_before + n_kept)
             for seq in s.branches:
                 self._remove(seq, -1)
+        if s.branches and self._order is not None:
+            self._order.keep(slot, n_before, s.at + np.asarray(path, np.int32))
         s.n_past = n_before + n_kept
         if s.branches or n_kept < len(span.tokens):
             self._remove(s.main, s.n_past)
@@ -207,11 +231,27 @@ class LlamaModel:
             raise UsageError(f"cannot cut {s.n_past} tokens to {n_past}")
         if n_past > 0 and self._caps.rollback != "free":
             raise RollbackError("a recurrent state cannot be cut", "evaluate the prompt again")
+        if 0 < n_past < s.n_past and not self._whole(s, n_past):
+            raise RollbackError("what lies before the window has not been kept", "evaluate the prompt again")
         for seq in s.branches:
             self._remove(seq, -1)
         self._remove(s.main, n_past if n_past else -1)
         s.n_past = n_past
+        if not n_past:
+            s.longest, s.loaded = 0, False
         self._check(s)
+
+    def _whole(self, s: _Slot, n_past: int) -> bool:
+        """Whether windowed layers still have what a token behind the first `n_past` sees.
+
+        llama.cpp gives their cells away, and leaves them out of saved states, as soon as the last token does not see
+        them, `swa_full` or not (`find_slot` and `state_write` in its llama-kv-cache.cpp).
+        """
+        if not self._window or s.longest <= self._window:
+            return True
+        if self._order is None:  # one sequence fills its cells in turn: none is given away
+            return self._caps.n_slots == 1 and not s.loaded
+        return self._order.whole(s.main, n_past)
 
     def _remove(self, seq: int, start: int) -> None:
         if not self._low.llama_memory_seq_rm(self._mem, seq, start, -1):
@@ -236,16 +276,22 @@ class LlamaModel:
         data = (ctypes.c_uint8 * size)()
         if self._low.llama_state_seq_get_data(self._ctx, data, size, s.main) != size:
             raise RollbackError("llama.cpp could not save a slot's state", "use --cache-ram 0")
-        return Saved((data, s.n_past), size)
+        cells = self._order.saved(slot, s.n_past) if self._order else None
+        return Saved((data, s.n_past, cells), size)
 
     def load(self, slot: int, saved: Saved) -> None:
-        data, n_past = saved.data
+        data, n_past, cells = saved.data
         self.truncate(slot, 0)
         s = self._slots[slot]
-        if self._low.llama_state_seq_set_data(self._ctx, data, len(data), s.main) == 0:
+
+        def restore() -> int:
+            return int(self._low.llama_state_seq_set_data(self._ctx, data, len(data), s.main))
+
+        if not (self._order.restoring(slot, cells, restore) if self._order else restore()):
             self.truncate(slot, 0)
             raise RollbackError("a slot's state could not be put back: the cache has no room for it", "")
         s.n_past = n_past
+        s.longest, s.loaded = n_past, True
         self._check(s)
 
     # Recurrent and hybrid models: a checkpoint before a verified draft, restored and replayed after a rejection.
