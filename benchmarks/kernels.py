@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from price import TEXT, chain
+from price import TEXT, chain, read
 from results import save, spread
 from slipstream import Engine
 from slipstream.core.ports import Model
@@ -112,8 +112,7 @@ def measure(
     alone: dict[int, list[Array]] = {}
     for on, model in enumerate(models):
         switch.value = on
-        model.truncate(0, 0)
-        chain(model, past, rows=False)
+        read(model, past)
         alone[on] = [chain(model, [token])[0].copy() for token in new[: max(SIZES)]]
     times: dict[tuple[int, int], list[float]] = {(on, n): [] for on in (0, 1) for n in (*SIZES, PROMPT)}
     noise: dict[tuple[int, int], float | None] = dict.fromkeys(times)

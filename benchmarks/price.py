@@ -38,8 +38,7 @@ def main() -> None:
         model = engine.model
         tokens = engine.tokenizer.encode(TEXT * (args.context // 15 + 8))[: args.context + 64]
         past, new = tokens[: args.context], tokens[args.context :]
-        for start in range(0, len(past), 256):
-            chain(model, past[start : start + 256], rows=False)
+        read(model, past)
         alone = []
         for token in new[: max(SIZES)]:
             alone.append(chain(model, [token])[0].copy())
@@ -79,6 +78,13 @@ def chain(model: Model, tokens: Sequence[int], rows: bool = True) -> Array:
     out = model.forward([Span(0, tokens, range(-1, n - 1), range(n) if rows else ())])[0]
     model.keep(0, range(n))
     return out
+
+
+def read(model: Model, tokens: Sequence[int]) -> None:
+    """Make a text what slot 0 holds."""
+    model.truncate(0, 0)
+    for at in range(0, len(tokens), model.caps.n_batch):
+        chain(model, tokens[at : at + model.caps.n_batch], rows=False)
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ import huggingface_hub
 import pytest
 
 from gguf_writer import tiny_llama, write_gguf
+from helpers import bits_are_kept
 from slipstream.cli.app import main
 from slipstream.hub.catalog import HubSource
 from slipstream.models import memory
@@ -190,6 +191,9 @@ def test_doctor(smollm2: Path) -> None:
     assert done.returncode == 0, done.stderr
     found = last_json(done.stdout)
     assert found["ok"] is True and set(found["probe"]["ms"]) == {"1", "4", "16"}
+    assert set(found["probe"]["noise"]) == {"chain", "tree", "beside"}
+    if not bits_are_kept():
+        assert not any(found["probe"]["noise"].values()) and "bit for bit" in done.stdout
     assert found["machine"]["cores"] >= 1 and found["build"]["system_info"] and found["cache"]["free"] > 0
     assert found["versions"]["llama-cpp-python"] in done.stdout
 
@@ -303,7 +307,7 @@ def test_a_crash_of_the_native_code_is_named_with_what_mends_it(
     smollm2: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     crash = tmp_path / "crash"
-    crash.write_text("#!/bin/sh\necho '{\"1\": 5.0}'\nkill -ILL $$\n")
+    crash.write_text('#!/bin/sh\necho \'{"ms": {"1": 5.0}}\'\nkill -ILL $$\n')
     crash.chmod(0o755)
     monkeypatch.setattr(probe, "sys", SimpleNamespace(executable=str(crash)))
     assert main(["doctor", "--json"]) == 1

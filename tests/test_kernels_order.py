@@ -148,3 +148,16 @@ def test_a_list_that_does_not_agree_with_the_mask_is_not_used(
     assert np.array_equal(got[0], as_they_lie[0])
     assert np.array_equal(got[1:], past.alone[1:])
     np.testing.assert_allclose(got, past.alone, atol=1e-5)
+
+
+@pytest.mark.parametrize("wrong", [[2, 2, 2], [0, 0, 5], [0, 1, 5], [3, 3, 0]])
+def test_lists_of_the_same_sum_are_told_apart(library: ctypes.CDLL, wrong: list[int]) -> None:
+    """The mask shows cells 1, 2 and 3."""
+    rng = np.random.default_rng(0)
+    k, v = rng.standard_normal((2, 16, KEY_HEADS, 64)).astype(np.float16)
+    q = rng.standard_normal((1, KEY_HEADS * GROUP, 64), dtype=np.float32)
+    mask = np.full((1, 16), -np.inf, np.float16)
+    mask[0, [1, 2, 3]] = 0
+    sees = np.array([3], np.int32)
+    right = attend(library, q, k, v, mask, None, sees)
+    assert np.array_equal(attend(library, q, k, v, mask, [np.array(wrong, np.int32)], sees), right)

@@ -135,7 +135,7 @@ class AsyncEngine:
                 left -= sum(e.chunk is None for e in events)
                 if events:
                     yield events
-                if error is not None:
+                if error is not None and left:
                     raise error
                 if not job.box.empty():  # `get` would not let the loop do anything else
                     await asyncio.sleep(0)

@@ -53,14 +53,14 @@ def _build() -> dict[str, Any]:
 
 
 def _probe() -> dict[str, Any]:
-    """Milliseconds of small forwards; with `fix` when the child failed."""
+    """Milliseconds of small forwards and how rows round; with `fix` when the child failed."""
     from slipstream.hub import resolve
     from slipstream.models.llamacpp import library
     from slipstream.models.llamacpp import probe as child
 
     with Downloads() as progress:
         path = resolve(MODEL, progress=progress)
-    answer = child.run(path)
+    answer = child.run(path, noise=True)
     return answer if answer["ok"] else answer | {"fix": library.FIX}
 
 
@@ -70,6 +70,16 @@ def _cache() -> dict[str, Any]:
     folder = cache_dir()
     there: Path = next(p for p in (folder, *folder.parents) if p.exists())
     return {"folder": str(folder), "free": shutil.disk_usage(there).free}
+
+
+def _rounding(noise: dict[str, float]) -> str:
+    """For this one model; others may have weights that are multiplied otherwise."""
+    words = {"chain": "in a chain", "tree": "in a tree", "beside": "beside another request"}
+    if not any(noise.values()):
+        parts = ", ".join(words[name] for name in noise)
+        return f"{parts}: logits of {MODEL} are bit for bit those of one token at a time"
+    parts = ", ".join(f"{words[name]} {most:.2g}" if most else f"{words[name]} none" for name, most in noise.items())
+    return f"logits of {MODEL} differ from one token at a time by up to: {parts} (see docs/ties.md)"
 
 
 def _print(facts: dict[str, Any]) -> None:
@@ -94,6 +104,8 @@ def _print(facts: dict[str, Any]) -> None:
     if probe is not None:
         times = ", ".join(f"{n}: {ms} ms" for n, ms in probe["ms"].items())
         lines.append(("forward of", f"{times} tokens" if probe["ok"] else f"FAILS {times}".strip()))
+        if "noise" in probe:
+            lines.append(("rounding", _rounding(probe["noise"])))
     table = Table.grid(padding=(0, 2))
     for name, text in lines:
         table.add_row(name, text)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
+from slipstream.core.cut import cut
 from slipstream.core.ports import Model
 from slipstream.core.types import Span
 from slipstream.errors import InputError
@@ -175,9 +176,7 @@ def _growth(model: Model, clock: Callable[[], float], wide: int, short: int, las
         return 0.0, 0.0
     found = []
     for past in (longer, short):
-        if model.caps.rollback == "free" and past < model.n_past(0):
-            model.truncate(0, past)
-        else:
+        if cut(model, 0, min(past, model.n_past(0))) != past:
             _read(model, past)
         pairs = [[_time(model, clock, n, last_row) for n in (1, wide)] for _ in range(_TIMES)]
         found.append([statistics.median(t) for t in zip(*pairs, strict=True)])

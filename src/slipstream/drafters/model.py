@@ -117,7 +117,10 @@ class ModelDrafter:
                     break
             if not more:
                 return _tree(levels, want.nodes, self.name, self.choice == "keyed")
-            self._cut(slot, s, len(tokens) + len(path) - 1)  # what the hint said otherwise
+            n = len(tokens) + len(path) - 1
+            self._cut(slot, s, n)  # what the hint said otherwise
+            if s.start + len(s.seen) < n:  # more is gone: the next draft reads it again
+                return _tree(levels, want.nodes, self.name, self.choice == "keyed")
             new = path[-1:]
 
     def _hint(self, want: Want, path: Sequence[int], n_new: int, depth: int) -> Sequence[int]:

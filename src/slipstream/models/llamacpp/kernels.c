@@ -238,7 +238,8 @@ EXPORT void * ggml_aligned_malloc(size_t size) {
 
 // The order of cells: of one forward at a time in a process (order.py has a lock).
 EXPORT order * slipstream_order = NULL;
-EXPORT restored * slipstream_restored = NULL;
+static _Thread_local restored * restoring;
+EXPORT void slipstream_restoring(restored * r) { restoring = r; }
 
 typedef void (*rows_fn)(const struct params *, struct tensor *);
 EXPORT void ggml_compute_forward_set_rows(const struct params * at, struct tensor * dst) {
@@ -253,7 +254,8 @@ typedef void (*tensor_set_fn)(struct tensor *, const void *, size_t, size_t);
 EXPORT void ggml_backend_tensor_set(struct tensor * to, const void * data, size_t offset, size_t size) {
     ORIGINAL(tensor_set_fn, "ggml_backend_tensor_set");
     known(to, data, offset, size);
-    if (slipstream_restored) note_rows(slipstream_restored, to, to->data, offset / to->nb[1], size / to->nb[1]);
+    if (restoring && !strncmp(to->name, "cache_k", 7))
+        note_rows(restoring, to, to->data, offset / to->nb[1], size / to->nb[1]);
 }
 
 // llama.cpp's attention adds up in another order for one query (the past is cut in as many parts as there are threads,
@@ -274,7 +276,7 @@ static bool attention_of(const struct tensor * dst, int n_threads, attention * a
         dst->data, dst->nb[1], dst->nb[2], NULL, NULL, 0,
     };
     const order * o = slipstream_order;
-    if (o && mask && o->n_tokens == q->ne[1])
+    if (o && mask && o->n_tokens == q->ne[1] && o->keys == k->data)
         a->cells = (const int32_t * const *) o->cells, a->n_cells = o->n_cells, a->shift = o->current * o->second;
     return true;
 }

@@ -103,7 +103,7 @@ typedef struct {
     float * out;
     float most;
     __m512 sum;
-    __m512i seen; // the sum of 1 + cell over all that its mask lets it see
+    __m512i seen; // a checksum of all that its mask lets it see
 } row;
 
 INLINE __m512i from(long first) {
@@ -121,7 +121,7 @@ typedef struct {
 } sixteen;
 
 INLINE sixteen cells_at(const row * r, long at, long n_keys) {
-    if (!r->cells) return (sixteen) { NULL, from(at), at };
+    if (!r->cells) return (sixteen) { NULL, from(at), at + 16 <= n_keys ? at : -1 };
     const __mmask16 some = among(r->reach, at);
     const __m512i cells = _mm512_maskz_loadu_epi32(some, r->cells + at);
     const long first = _mm_cvtsi128_si32(_mm512_castsi512_si128(cells));
@@ -141,8 +141,10 @@ INLINE __m256i mask_of(const char * mask, const sixteen * c, __mmask16 some, lon
     return _mm256_mask_mov_epi16(hidden, some, _mm512_cvtepi32_epi16(_mm512_srlv_epi32(two, odd)));
 }
 INLINE __mmask16 shown(__m256i halves) { return _mm256_cmpneq_epi16_mask(halves, _mm256_set1_epi16((short) 0xfc00)); }
+// The sum of a hash of each: other cells, or one twice, have another one but for one time in four billion.
 INLINE __m512i counted(__m512i sum, __mmask16 some, __m512i cells) {
-    return _mm512_mask_add_epi32(sum, some, sum, _mm512_add_epi32(cells, _mm512_set1_epi32(1)));
+    const __m512i x = _mm512_mullo_epi32(_mm512_add_epi32(cells, _mm512_set1_epi32(1)), _mm512_set1_epi32(0x9e3779b1));
+    return _mm512_mask_add_epi32(sum, some, sum, _mm512_xor_si512(x, _mm512_srli_epi32(x, 15)));
 }
 
 // A list that has not all that the mask shows is not to be trusted.
@@ -182,6 +184,7 @@ typedef struct {
     row rows[QUERIES];
     _Alignas(64) float score[QUERIES * CELLS], floats[16 * WIDEST];
     uint16_t live[CELLS / 16];  // a bit for each query: other sequences' cells are not its business
+    uint16_t same[CELLS / 16][QUERIES];  // by the first of them: queries that look at the same 16 cells
     __m512 top[QUERIES];
     bool sees[QUERIES];
 } piece;
@@ -208,8 +211,8 @@ static void begin(piece * p, const attention * a, long head, long first, long n,
                 p->rows[i].reach = p->rows[j].n;
 }
 
-// Of the queries in `left`, those that look at the same 16 cells as the first of them; makes floats of their rows.
-static uint16_t alike(piece * p, long at, uint16_t left, const char * from, size_t stride) {
+// Of the queries in `left`, those that look at the same 16 cells as the first of them.
+static uint16_t alike(const piece * p, long at, uint16_t left) {
     const sixteen c = cells_at(&p->rows[__builtin_ctz(left)], at, p->a->n_keys);
     uint16_t same = 0;
     for (uint16_t rest = left; rest; rest &= rest - 1) {
@@ -218,9 +221,14 @@ static uint16_t alike(piece * p, long at, uint16_t left, const char * from, size
             !_mm512_mask_cmpneq_epi32_mask(among(r->n, at), cells_at(r, at, p->a->n_keys).cells, c.cells))
             same |= rest & -rest;
     }
-    const __mmask16 there = _mm512_cmplt_epu32_mask(c.cells, _mm512_set1_epi32((int) p->a->n_keys));
-    as_floats(from, stride, _mm512_maskz_mov_epi32(there, c.cells), p->a->width, p->floats);
     return same;
+}
+
+// Makes floats of the rows that query `i` looks at.
+static void fetch(piece * p, long at, long i, const char * from, size_t stride) {
+    const __m512i cells = cells_at(&p->rows[i], at, p->a->n_keys).cells;
+    const __mmask16 there = _mm512_cmplt_epu32_mask(cells, _mm512_set1_epi32((int) p->a->n_keys));
+    as_floats(from, stride, _mm512_maskz_mov_epi32(there, cells), p->a->width, p->floats);
 }
 
 // What the masks let the queries see of 16 cells: into `score`. A bit for each query that sees any.
@@ -245,7 +253,9 @@ static void score_cells(piece * p, long base, long at) {
     const attention * a = p->a;
     uint16_t live = p->live[at / 16] = look(p, base, at);
     for (uint16_t same; live; live &= ~same) {
-        same = alike(p, base + at, live, p->keys, a->k_cell);
+        const long first = __builtin_ctz(live);
+        same = p->same[at / 16][first] = alike(p, base + at, live);
+        fetch(p, base + at, first, p->keys, a->k_cell);
         for (uint16_t rest = same; rest; rest &= rest - 1) {
             const long i = __builtin_ctz(rest);
             float * to = p->score + i * CELLS + at;
@@ -260,7 +270,9 @@ static void score_cells(piece * p, long base, long at) {
 static void add_cells(piece * p, long base, long at) {
     const long width = p->a->width;
     for (uint16_t live = p->live[at / 16], same; live; live &= ~same) {
-        same = alike(p, base + at, live, p->values, p->a->v_cell);
+        const long first = __builtin_ctz(live);
+        same = p->same[at / 16][first];
+        fetch(p, base + at, first, p->values, p->a->v_cell);
         for (uint16_t rest = same; rest; rest &= rest - 1) {
             const long i = __builtin_ctz(rest);
             const float * weights = p->score + i * CELLS + at;

@@ -17,7 +17,8 @@ typedef struct {
     ptrdiff_t second, second_written;
     const void * index[2];         // out: how llama.cpp's two lists of cells are told apart, and
     const void * first_keys[2];    // the keys of the first layer of each cache
-    int32_t current;               // of the layer that is computed now
+    const void * keys;             // of the layer that is computed now; a layer that shares another's has no list
+    int32_t current;               // and which cache they lie in
     int32_t windowed;              // whether there are such layers
 } order;
 
@@ -34,6 +35,7 @@ static void forget(const order * o, const int32_t * written, ptrdiff_t shift) {
 // The cells of this batch, as llama.cpp is about to write them.
 static void note_cells(order * o, const int64_t * cells, const void * keys) {
     const int k = o->current = o->index[0] && o->index[0] != cells;
+    o->keys = keys;
     if (o->index[k]) return;  // a layer like an earlier one
     o->index[k] = cells, o->first_keys[k] = keys;
     int32_t * written = o->written + k * o->second_written;
@@ -42,8 +44,8 @@ static void note_cells(order * o, const int64_t * cells, const void * keys) {
     for (int32_t i = 0; i < o->n_places; i++) o->places[i][k * o->second] = written[o->of_token[i]];
 }
 
-// The cells that a saved state was put back into: rows of the first tensor of the cache, and of the last, which is the
-// second cache's where there is one.
+// The cells that a saved state was put back into: rows of the first layer's keys, and of the last layer's, which lie in
+// the second cache where there is one.
 typedef struct {
     int32_t room, n[2];
     int32_t * cells[2];

@@ -16,7 +16,7 @@ from slipstream.errors import ContextError, InputError, MemoryShortage, ModelFil
 from slipstream.models import layout
 from slipstream.models.llamacpp import library
 from slipstream.models.llamacpp.batch import Batch, branch_ids, branches, is_chain
-from slipstream.models.llamacpp.order import Branch, CellOrder
+from slipstream.models.llamacpp.order import ONE_AT_A_TIME, Branch, CellOrder
 from slipstream.models.machine import usable_cores
 
 _PARTIAL = 1  # LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY: recurrent state without the attention cache
@@ -141,6 +141,8 @@ class LlamaModel:
             slot = self._slots[span.slot]
             if slot.span is not None:
                 raise UsageError("keep() must settle a forward before the next one")
+            if slot.n_past + len(span.tokens) > self._caps.n_ctx + self._caps.n_batch:
+                raise ContextError(f"{slot.n_past + len(span.tokens)} tokens exceed a slot of {self._caps.n_ctx}", "")
             slot.seqs, slot.branches = None, ()
             if not is_chain(span):
                 slot.seqs, slot.branches = branch_ids(span, slot.main, self._spare[span.slot])
@@ -152,23 +154,24 @@ class LlamaModel:
             self._batch.add(span, slot.n_past, slot.main, slot.seqs)
         for span in spans:  # before the call: an interrupt right after it must find that cells were written
             self._slots[span.slot].span = span
-        status = self._decode(spans)
+        status = self._decode_in_order(spans)
         if status != 0:
             self._undo(spans, status)
         return self._logits(spans)
 
-    def _decode(self, spans: Sequence[Span]) -> int:
-        def decode() -> int:
+    def _decode(self) -> int:
+        with ONE_AT_A_TIME:
             return int(self._low.llama_decode(self._ctx, self._batch.struct))
 
+    def _decode_in_order(self, spans: Sequence[Span]) -> int:
         if self._order is None:
-            return decode()
+            return self._decode()
         found = []
         for span in spans:
             s = self._slots[span.slot]
             paths = branches(span.parents) if s.seqs else [range(len(span.tokens))]
             found += [Branch(span.slot, s.n_past, s.at + np.asarray(path, np.int32)) for path in paths]
-        return self._order.during(found, self._batch.n, decode)
+        return self._order.during(found, self._batch.n, self._decode)
 
     def _logits(self, spans: Sequence[Span]) -> list[Array]:
         n = sum(len(s.want) for s in spans)
@@ -226,13 +229,13 @@ class LlamaModel:
         s = self._slots[slot]
         if s.span is None and n_past == s.n_past > 0:
             return
-        s.span = s.checkpoint = None
         if n_past > s.n_past:
             raise UsageError(f"cannot cut {s.n_past} tokens to {n_past}")
         if n_past > 0 and self._caps.rollback != "free":
             raise RollbackError("a recurrent state cannot be cut", "evaluate the prompt again")
         if 0 < n_past < s.n_past and not self._whole(s, n_past):
             raise RollbackError("what lies before the window has not been kept", "evaluate the prompt again")
+        s.span = s.checkpoint = None
         for seq in s.branches:
             self._remove(seq, -1)
         self._remove(s.main, n_past if n_past else -1)
@@ -247,9 +250,9 @@ class LlamaModel:
         llama.cpp gives their cells away, and leaves them out of saved states, as soon as the last token does not see
         them, `swa_full` or not (`find_slot` and `state_write` in its llama-kv-cache.cpp).
         """
-        if not self._window or s.longest <= self._window:
+        if max(s.longest, s.n_past) < self._window or not self._window:
             return True
-        if self._order is None:  # one sequence fills its cells in turn: none is given away
+        if self._order is None or self._order.blind:  # one sequence fills its cells in turn: none is given away
             return self._caps.n_slots == 1 and not s.loaded
         return self._order.whole(s.main, n_past)
 
@@ -314,7 +317,7 @@ class LlamaModel:
         if kept:
             self._batch.clear()
             self._batch.add(Span(0, kept, range(-1, len(kept) - 1), ()), s.n_past, s.main, None)
-            if self._low.llama_decode(self._ctx, self._batch.struct) != 0:
+            if self._decode() != 0:
                 raise RollbackError("the replay after a checkpoint failed", "run with --draft none")
             s.n_past += len(kept)
 

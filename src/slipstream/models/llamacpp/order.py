@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int32]
 T = TypeVar("T")
-_ONE_AT_A_TIME = threading.RLock()  # the kernels know of one forward in a process
+ONE_AT_A_TIME = threading.RLock()  # the kernels know of one forward in a process
 _BLOCK = 16  # cells are read by so many
 
 
@@ -37,6 +37,7 @@ class _Order(ctypes.Structure):
         ("second_written", ctypes.c_ssize_t),
         ("index", ctypes.c_void_p * 2),
         ("first_keys", ctypes.c_void_p * 2),
+        ("keys", ctypes.c_void_p),
         ("current", ctypes.c_int32),
         ("windowed", ctypes.c_int32),
     )
@@ -76,16 +77,17 @@ class CellOrder:
 
     def __init__(self, library: ctypes.CDLL, n_slots: int, leaves: int, n_ctx: int, n_batch: int, window: int) -> None:
         self._order = ctypes.c_void_p.in_dll(library, "slipstream_order")
-        self._restored = ctypes.c_void_p.in_dll(library, "slipstream_restored")
+        self._note_rows = library.slipstream_restoring
         room = -(-(n_ctx + n_batch) // _BLOCK) * _BLOCK
         self._lists = np.zeros((2, n_slots, leaves, room), np.int32)
         self._start = _address(self._lists)
         self._written = np.zeros((2, n_batch), np.int32)
         self._window = window
+        self.blind = False  # the last forward did not go through our kernels: nothing is known of the cells
         self._first_keys: int | None = None  # of the first layer that a forward comes to: its cache has the first lists
 
-    def during(self, branches: Sequence[Branch], n_tokens: int, forward: Callable[[], T]) -> T:
-        """Runs `forward` over a batch of these branches; the first one of a slot is its likeliest."""
+    def during(self, branches: Sequence[Branch], n_tokens: int, forward: Callable[[], int]) -> int:
+        """The status of `forward` over a batch of these branches; the first one of a slot is its likeliest."""
         cells, n_cells = np.zeros(n_tokens, np.int64), np.zeros(n_tokens, np.int32)
         places = []
         leaf, slot = 0, -1
@@ -104,20 +106,27 @@ class CellOrder:
         addresses = [_address(a) for a in (cells, n_cells, where, of_token, self._written)]
         order = _Order(n_tokens, len(where), *addresses, self._lists[0].size, self._written[0].size)
         order.windowed = self._window > 0
-        with _ONE_AT_A_TIME:
+        with ONE_AT_A_TIME:
             self._order.value = ctypes.addressof(order)
             try:
-                result = forward()
-            finally:
+                status = forward()
+            finally:  # an interrupt comes right after the call
                 self._order.value = None
-        if order.index[0]:  # else it failed before anything was written
-            self._first_keys = order.first_keys[0]
-            if self._window:
-                for kind in (0, 1):
-                    self._forget(kind, self._written[kind, :n_tokens])
-                for branch in reversed(branches):  # the likeliest one last
-                    self.keep(branch.slot, branch.n_past, branch.tokens)
-        return result
+                self._settle(branches, n_tokens, order)
+        if status == 0:
+            self.blind = not order.index[0] or (self._window > 0 and not order.index[1])
+        return status
+
+    def _settle(self, branches: Sequence[Branch], n_tokens: int, order: _Order) -> None:
+        """After a forward that may have failed before anything was written."""
+        self._first_keys = order.first_keys[0] or self._first_keys
+        if not self._window:
+            return
+        for kind in (k for k in (0, 1) if order.index[k]):
+            self._forget(kind, self._written[kind, :n_tokens])
+            for branch in reversed(branches):  # the likeliest one last
+                at = slice(branch.n_past, branch.n_past + len(branch.tokens))
+                self._lists[kind, branch.slot, 0, at] = self._written[kind, branch.tokens]
 
     def _forget(self, kind: int, written: Ints) -> None:
         """What these cells held is lost."""
@@ -144,17 +153,17 @@ class CellOrder:
         n_past = saved.shape[1]
         cells = np.full((2, n_past), -1, np.int32)
         noted = _Restored(n_past, cells=tuple(map(_address, cells)))
-        with _ONE_AT_A_TIME:
-            self._restored.value = ctypes.addressof(noted)
-            try:
-                return restore()
-            finally:
-                self._restored.value = None
-                first = 0 if noted.keys == self._first_keys else 1
-                for kind, was in enumerate(saved):
-                    n = noted.n[kind ^ first]
-                    if self._window:
-                        self._forget(kind, cells[kind ^ first, :n])
-                    new = np.full(n_past, -1, np.int32)
-                    new[n_past - n + np.argsort(was[n_past - n :])] = cells[kind ^ first, :n]
-                    self._lists[kind, slot, 0, :n_past] = new
+        try:
+            self._note_rows(ctypes.byref(noted))
+            return restore()
+        finally:
+            self._note_rows(None)
+            first = 0 if noted.keys == self._first_keys else 1
+            self._lists[:, slot, 0, :n_past] = -1
+            for kind, was in enumerate(saved if self._first_keys else ()):
+                n = noted.n[kind ^ first]
+                if self._window:
+                    self._forget(kind, cells[kind ^ first, :n])
+                new = np.full(n_past, -1, np.int32)
+                new[n_past - n + np.argsort(was[n_past - n :])] = cells[kind ^ first, :n]
+                self._lists[kind, slot, 0, :n_past] = new

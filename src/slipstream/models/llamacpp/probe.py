@@ -21,20 +21,26 @@ SIZES = (1, 4, 16)
 TIMEOUT_S = 300.0
 
 
-def run(model: Path, gpu_layers: int = 0) -> dict[str, Any]:
-    """Forwards of 1, 4 and 16 tokens in a child: {"ok", "ms": {n: …}, "message"}; what the child does never raises."""
-    command = [sys.executable, "-m", __name__, str(model), str(gpu_layers)]
+def run(model: Path, gpu_layers: int = 0, noise: bool = False) -> dict[str, Any]:
+    """Forwards of 1, 4 and 16 tokens in a child: {"ok", "ms": {n: …}, "message"}; what the child does never raises.
+
+    With `noise` there is "noise" too, see models/llamacpp/noise.py.
+    """
+    command = [sys.executable, "-m", __name__, str(model), str(gpu_layers), *(["noise"] if noise else [])]
     try:
         child = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
         message = f"a small forward had not finished after {TIMEOUT_S:.0f} s"
         return {"ok": False, "ms": {}, "message": message, "signal": "timeout"}
     done: dict[str, float] = {}
+    more: dict[str, Any] = {}
     for line in child.stdout.splitlines():
         if line.startswith("{"):
-            done.update(json.loads(line))
+            said = json.loads(line)
+            done.update(said.get("ms", {}))
+            more.update((name, found) for name, found in said.items() if name != "ms")
     if child.returncode == 0:
-        return {"ok": True, "ms": done, "message": "works"}
+        return {"ok": True, "ms": done, "message": "works", **more}
     if child.returncode < 0:
         number = -child.returncode
         name = signal.Signals(number).name if number in set(signal.Signals) else str(number)
@@ -64,11 +70,14 @@ def ensure(model: Path, quantization: str, cache: Path, gpu_layers: int = 0) -> 
             pass  # only a cache: the next load probes again
 
 
-def _child(path: str, gpu_layers: str) -> None:
+def _child(path: str, gpu_layers: str, *more: str) -> None:
     from slipstream.core.types import Span
     from slipstream.models.llamacpp.model import LlamaModel, LlamaOptions
+    from slipstream.models.llamacpp.noise import ROOM, noise
 
-    model = LlamaModel(Path(path), LlamaOptions(n_ctx=64, gpu_layers=int(gpu_layers), n_batch=32))
+    n_ctx, n_slots = (ROOM, 2) if more else (64, 1)
+    options = LlamaOptions(n_ctx=n_ctx, n_slots=n_slots, gpu_layers=int(gpu_layers), n_batch=32)
+    model = LlamaModel(Path(path), options)
     for n in SIZES:
         times = []
         for _ in range(3):
@@ -76,7 +85,9 @@ def _child(path: str, gpu_layers: str) -> None:
             model.forward([Span(0, [1] * n, range(-1, n - 1), range(n))])
             times.append(1000 * (time.perf_counter() - start))
             model.keep(0, ())
-        print(json.dumps({str(n): round(min(times), 2)}), flush=True)
+        print(json.dumps({"ms": {str(n): round(min(times), 2)}}), flush=True)
+    if more:
+        print(json.dumps({"noise": noise(model)}), flush=True)
 
 
 if __name__ == "__main__":
