@@ -142,7 +142,9 @@ class LlamaModel:
             if slot.span is not None:
                 raise UsageError("keep() must settle a forward before the next one")
             if slot.n_past + len(span.tokens) > self._caps.n_ctx + self._caps.n_batch:
-                raise ContextError(f"{slot.n_past + len(span.tokens)} tokens exceed a slot of {self._caps.n_ctx}", "")
+                raise ContextError(
+                    f"{slot.n_past + len(span.tokens)} tokens exceed a slot of {self._caps.n_ctx}", "use a larger --ctx"
+                )
             slot.seqs, slot.branches = None, ()
             if not is_chain(span):
                 slot.seqs, slot.branches = branch_ids(span, slot.main, self._spare[span.slot])
