@@ -165,9 +165,7 @@ def test_tasks_from_a_folder_are_the_same_each_time_and_of_three_sorts() -> None
     works, _ = tasks(SRC)
     assert works == tasks(SRC)[0] and len(works) == 24
     files = {
-        text
-        for f in SRC.rglob("*")
-        if f.suffix in LANGUAGES and len(text := f.read_text(encoding="utf-8")) >= 400
+        text for f in SRC.rglob("*") if f.suffix in LANGUAGES and len(text := f.read_text(encoding="utf-8")) >= 400
     }
     sorts = {work.why for work in works}
     assert len(sorts) == 3
