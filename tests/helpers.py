@@ -190,7 +190,7 @@ def outcome(r: Result) -> tuple[object, ...]:
     return r.ids, r.text, r.finish_reason, r.usage, logprobs
 
 
-def bits_are_kept() -> str:
+def why_bits_differ() -> str:
     """Empty where rows of logits are the same, bit for bit, in any batch and beside anyone; else why they are not."""
     own = library.own_kernels()
     if not own.active:
@@ -202,4 +202,4 @@ def bits_are_kept() -> str:
 
 def assert_own(found: Comparison, *about: object) -> None:
     """The text is the target's own: plain decoding's; where batches round otherwise, it may part at a near-tie."""
-    assert found.identical or (found.verdict == "near tie" and bits_are_kept()), (*about, str(found))
+    assert found.identical or (found.verdict == "near tie" and why_bits_differ()), (*about, str(found))

@@ -20,7 +20,7 @@ import huggingface_hub
 import pytest
 
 from gguf_writer import tiny_llama, write_gguf
-from helpers import bits_are_kept
+from helpers import why_bits_differ
 from slipstream.cli.app import main
 from slipstream.hub.catalog import HubSource
 from slipstream.models import memory
@@ -192,7 +192,7 @@ def test_doctor(smollm2: Path) -> None:
     found = last_json(done.stdout)
     assert found["ok"] is True and set(found["probe"]["ms"]) == {"1", "4", "16"}
     assert set(found["probe"]["noise"]) == {"chain", "tree", "beside"}
-    if not bits_are_kept():
+    if not why_bits_differ():
         assert not any(found["probe"]["noise"].values()) and "bit for bit" in done.stdout
     assert found["machine"]["cores"] >= 1 and found["build"]["system_info"] and found["cache"]["free"] > 0
     assert found["versions"]["llama-cpp-python"] in done.stdout

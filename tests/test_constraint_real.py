@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from helpers import Base, bits_are_kept
+from helpers import Base, why_bits_differ
 from slipstream.advise.compare import TIE_BOUND, first_difference
 from slipstream.core.policy import Fixed
 from slipstream.core.ports import Drafter, Want
@@ -98,7 +98,7 @@ def test_greedy_text_is_that_of_plain_constrained_decoding(rig: Rig, which: int)
             json.loads(r.text)
             at = first_difference(plain.ids, r.ids)
             if at is not None:
-                assert bits_are_kept(), (prompt, width, at)
+                assert why_bits_differ(), (prompt, width, at)
                 near = dict(plain.tokens[at].top_logprobs)
                 gap = (plain.tokens[at].logprob or 0.0) - near.get(r.ids[at], -99.0)
                 assert gap < TIE_BOUND, (prompt, width, gap)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from helpers import bits_are_kept
+from helpers import why_bits_differ
 from slipstream.core.cut import cut
 from slipstream.core.types import Array, Span
 from slipstream.errors import RollbackError
@@ -48,7 +48,7 @@ class Alone:
     ],
 )
 def alone(request: pytest.FixtureRequest) -> Alone:
-    if why := bits_are_kept():
+    if why := why_bits_differ():
         pytest.skip(why)
     rng = np.random.default_rng(5)
     found = Alone(resolve(request.param))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers import assert_own, bits_are_kept
+from helpers import assert_own, why_bits_differ
 from slipstream.advise.compare import compare
 from slipstream.core.policy import Fixed
 from slipstream.core.ports import Want
@@ -94,7 +94,7 @@ def test_a_model_that_drafts_for_itself_is_accepted(rig: Rig) -> None:
         r = rig.engine("model", k).generate(ids, max_tokens=48, ignore_end=True)
         lost = r.stats.verified - r.stats.accepted
         # Where batches round otherwise: at most two near-ties, each of which throws away the rest of a draft.
-        assert lost <= (2 * k if bits_are_kept() else 0)
+        assert lost <= (2 * k if why_bits_differ() else 0)
 
 
 def test_logprobs_equal_plain(rig: Rig) -> None:
@@ -109,7 +109,7 @@ def test_logprobs_equal_plain(rig: Rig) -> None:
             break
         assert a.logprob is not None and b.logprob is not None
         assert len(b.top_logprobs) == 3 and b.logprob < 0
-        assert abs(a.logprob - b.logprob) < (0.5 if bits_are_kept() else 1e-6)
+        assert abs(a.logprob - b.logprob) < (0.5 if why_bits_differ() else 1e-6)
     assert any(t.origin == "suffix" for t in drafted.tokens)
 
 
